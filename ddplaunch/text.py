@@ -53,12 +53,18 @@ def quote(text: str, limit: int = 80) -> str:
     return start + ("..." if len(text) > limit else "")
 
 
+def local_time(time_s: float, form: str) -> str:
+    """The local time of ``time_s`` seconds since 1970, as ``time.strftime``; empty if no date is so far away."""
+    try:
+        return time.strftime(form, time.localtime(time_s))
+    except (ValueError, OverflowError, OSError):  # A file or another process may say any time.
+        return ""
+
+
 def clock(time_s: float) -> str:
     """The local time of day, with milliseconds, of ``time_s`` seconds since 1970."""
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(time_s)) + f".{int(time_s % 1 * 1000):03d}"
-    except (ValueError, OverflowError, OSError):  # A time from another process may be anything.
-        return "an unknown time"
+    time_of_day = local_time(time_s, "%H:%M:%S")
+    return f"{time_of_day}.{int(time_s % 1 * 1000):03d}" if time_of_day else "an unknown time"
 
 
 def iso_time(time_s: float) -> str:

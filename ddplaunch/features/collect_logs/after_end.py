@@ -26,7 +26,6 @@ from ddplaunch.features.collect_logs.records import (
     cost,
     is_safe,
 )
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.signals import SignalReceived
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.specs import AgentSpec
-
-
-@dataclass(frozen=True)
-class _ReaderEnded:
-    """The launcher has received all files, or no more can be sent."""
 
 
 def act(spec: AgentSpec, text: str, outbox: Outbox, mailbox: Mailbox[object], launcher_lost: threading.Event) -> None:
@@ -64,7 +58,8 @@ class LogSender:
 
         Returns once the launcher has received them, grants no more bytes, or is lost.
         """
-        post_from_thread("logs", lambda: self._send_all(folder, only), self._mailbox.post, _ReaderEnded())
+        nothing_more: LogsSent | GrantLogBytes = GrantLogBytes(0)
+        post_from_thread("logs", lambda: self._send_all(folder, only), self._mailbox.post, nothing_more)
         while True:
             match self._mailbox.get():
                 case Ping():
@@ -73,19 +68,21 @@ class LogSender:
                     self._granted.add(nbytes)
                 case SignalReceived(signum=signal.SIGUSR1 | signal.SIGUSR2):
                     pass  # For the workers, which have ended.
-                case GrantLogBytes() | _ReaderEnded() | LauncherLost() | SignalReceived():
+                case LogsSent() as sent:
+                    self._outbox.send(sent)
+                    return
+                case GrantLogBytes() | LauncherLost() | SignalReceived():
                     return
 
     # The thread that reads files.
 
-    def _send_all(self, folder: Path, only: str) -> _ReaderEnded:
+    def _send_all(self, folder: Path, only: str) -> LogsSent | GrantLogBytes:
         files, skipped_files = find_logs(folder, only)
         self._outbox.send(LogsFound(sum(files.values())))
         for path in files:
             skipped_files += not self._send_file(folder, path)
         self._granted.take(WINDOW_BYTES)  # The whole window is granted: nothing is in transit.
-        self._outbox.send(LogsSent(skipped_files))
-        return _ReaderEnded()
+        return LogsSent(skipped_files)
 
     def _send_file(self, folder: Path, path: str) -> bool:
         """Send one file; False if it cannot be read: the launcher then discards the part that has arrived."""

@@ -1,12 +1,36 @@
-"""The part of a run in the launcher that copies files from other machines. Loaded with every run: imports little."""
+"""Which files of other machines are copied to the launcher, and the part of a run in the launcher that copies them.
+
+Runs in the launcher. Loaded with every run: imports little.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.errors import StartNotice
+
 if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.features.collect_logs.log_collector import LogCollector
     from ddplaunch.launcher.watches import RunServices, Watch
+
+
+def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
+    """``config``, with a notice where nothing is copied."""
+    if not config.is_local or not config.output.collect_logs:
+        return config
+    notice = StartNotice("detail", "--collect-logs has no effect: all logs are written on this machine")
+    return replace(config, notices=(*config.notices, notice))
+
+
+def for_agent(config: LaunchConfig) -> str | None:
+    """The only name of the files to send; empty: all; None: no file is sent."""
+    if config.is_local:
+        return None
+    from ddplaunch.features.collect_logs.records import RESULT_FILE
+
+    return "" if config.output.collect_logs else RESULT_FILE if config.entry == "function" else None
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:

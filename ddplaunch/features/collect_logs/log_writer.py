@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable
 from dataclasses import field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddplaunch.features.collect_logs.records import GrantLogBytes, LogChunk, cost
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.kept_files import keep_free
 from ddplaunch.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -36,15 +40,6 @@ class Written:
     is_shared: bool = False
 
 
-@dataclass(frozen=True)
-class _Piece:
-    folder: Path
-    chunk: LogChunk
-    data: bytes
-    written: Written
-    send: Callable[[object], None]
-
-
 class LogWriter:
     """The thread and its queue. The window of each node bounds the queue.
 
@@ -54,7 +49,7 @@ class LogWriter:
 
     def __init__(self) -> None:
         self.failure: str | None = None
-        self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = in_thread("logs", self._run)
 
     def put(self, folder: Path, chunk: LogChunk, data: bytes, written: Written, send: Callable[[object], None]) -> None:
@@ -62,7 +57,7 @@ class LogWriter:
 
         Once the piece is written, ``send`` is called with a request for more.
         """
-        self._pieces.put(_Piece(folder, chunk, data, written, send))
+        self._pieces.put(partial(_write, folder / chunk.path, chunk, data, written, send))
 
     def close(self, timeout_s: float) -> None:
         """Write the queued pieces, for at most ``timeout_s``, and end the thread."""
@@ -70,32 +65,32 @@ class LogWriter:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (piece := self._pieces.get()) is not None:
-            if self.failure is not None or piece.written.is_shared:
-                continue
-            try:
-                self._write(piece)
-            except OSError as error:
-                self.failure = error.strerror or str(error)
+        while (write := self._pieces.get()) is not None:
+            if self.failure is None:
+                try:
+                    write()
+                except OSError as error:
+                    self.failure = error.strerror or str(error)
 
-    def _write(self, piece: _Piece) -> None:
-        chunk, written = piece.chunk, piece.written
-        path = piece.folder / chunk.path
-        part = path.with_name(f"{path.name}.part")
-        if not os.path.exists(part):
-            if os.path.lexists(path):
-                written.is_shared = True
-                piece.send(GrantLogBytes(0))
-                return
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _append(part, piece.data)
-        if chunk.is_last:
-            part.rename(path)
-            written.files += 1
-            written.local_ranks.update(Path(chunk.path).parts[1:-1])
-        written.nbytes += chunk.nbytes
-        written.cost += cost(chunk)  # Before the request, since the answer may arrive at once.
-        piece.send(GrantLogBytes(cost(chunk)))
+
+def _write(path: Path, chunk: LogChunk, data: bytes, written: Written, send: Callable[[object], None]) -> None:
+    if written.is_shared:
+        return
+    part = path.with_name(f"{path.name}.part")
+    if not os.path.exists(part):
+        if os.path.lexists(path):
+            written.is_shared = True
+            send(GrantLogBytes(0))
+            return
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _append(part, data)
+    if chunk.is_last:
+        part.rename(path)
+        written.files += 1
+        written.local_ranks.update(Path(chunk.path).parts[1:-1])
+    written.nbytes += chunk.nbytes
+    written.cost += cost(chunk)  # Before the request, since the answer may arrive at once.
+    send(GrantLogBytes(cost(chunk)))
 
 
 def _append(path: Path, data: bytes) -> None:

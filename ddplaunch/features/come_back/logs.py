@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +18,7 @@ from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import fold_ints, quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
@@ -52,46 +50,55 @@ class RankLogs:
     last_lines: Path | None = None
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the user wants to see.
+class _Files:
+    """The log files that are shown. Where there are several, a title stands before the lines of another one."""
 
-    Attributes:
-        ranks: None: all.
-        attempt: None: the last one.
-        follows: also what is written from now on, until the run ends.
-    """
+    def __init__(self) -> None:
+        self._readers: dict[str, LogFollower] = {}
+        self._has_titles, self._last, self._is_at_line_end = False, "", True
 
-    run_id: str
-    ranks: Collection[int] | None = None
-    attempt: int | None = None
-    follows: bool = False
+    def __bool__(self) -> bool:
+        return bool(self._readers)
 
+    def add(self, ranks: Iterable[RankLogs]) -> None:
+        """Show the files of these ranks from now on, which may grow."""
+        for logs in ranks:
+            for path in _paths(logs):
+                title = f"rank {logs.rank} on {quote(logs.host)}, {path.stem}"
+                self._readers[title] = LogFollower(path.parent, path.name)
+        self._has_titles = self._has_titles or len(self._readers) > 1
 
-@dataclass
-class _File:
-    title: str
-    reader: LogFollower
+    def close(self) -> None:
+        """Show no more of any file."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
+    def print_all(self) -> None:
+        """Print what they hold now."""
+        for title, reader in self._readers.items():
+            while self._print_next(title, reader):
+                pass
 
-@dataclass
-class _Output:
-    """What was printed: a title stands before the first lines of a file, where there are several."""
+    def follow_for(self, seconds: float) -> None:
+        """Print what is written meanwhile."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not any([self._print_next(title, reader) for title, reader in self._readers.items()]):
+                pause(_POLL_S)
 
-    has_titles: bool = False
-    _last: str = field(default="", init=False)
-    _is_at_line_end: bool = field(default=True, init=False)
-
-    def write(self, title: str, data: bytes) -> None:
-        """Print ``data`` of the file with this title."""
-        if self.has_titles and title != self._last:
+    def _print_next(self, title: str, reader: LogFollower) -> bool:
+        data = reader.read()
+        if not data:
+            return False
+        if self._has_titles and title != self._last:
             before = "" if self._is_at_line_end else "\n"
-            write_stdout(
-                f"{before}{chr(10) if self._last else ''}==> {title} <==\n".encode("utf-8", "backslashreplace")
-            )
+            between = "\n" if self._last else ""
+            write_stdout(f"{before}{between}==> {title} <==\n".encode("utf-8", "backslashreplace"))
             self._last = title
         write_stdout(data)
         self._is_at_line_end = data.endswith(b"\n")
+        return True
 
 
 def logs(request: Request) -> None:
@@ -101,30 +108,32 @@ def logs(request: Request) -> None:
         UsageError: there is no such run, attempt or rank.
         LaunchError: no attempt has started, or no file of these ranks is on this machine.
     """
-    options, report = request.options, request.report
-    asked = _Asked(request.value, options["ranks"], options["attempt"], options["follow"])
+    wanted, only = request.options["ranks"], request.options["attempt"]
+    follows, report = request.options["follow"], request.report
     run = find("--logs", request.value, request.log_dir)
-    attempt, chosen = _chosen(run, asked)
-    output = _Output()
-    files = _opened(chosen, report, output)
+    attempt, chosen = _chosen(run, request.value, wanted, only)
+    files = _Files()
+    files.add(chosen.values())
+    _report_missing(chosen.values(), report)
     if not files:
         raise LaunchError(f"--logs: no log file of {ranks(chosen)} is on this machine", _hint(run), NODE_NOT_READY)
-    _print_all(files, output)
-    is_running = asked.follows
+    files.print_all()
+    is_running = follows
     while is_running:
         if is_running := run.is_running():
-            _follow_for(_AGAIN_S, files, output)
-        for now, started in _started(run, asked, attempt):
+            files.follow_for(_AGAIN_S)
+        for now, started in _started(run, wanted, only, attempt):
             if now != attempt:
                 report(f"attempt {now}")
-                _close(files)
-                attempt, chosen, files = now, {}, []
+                files.close()
+                attempt, chosen = now, {}
             # The nodes of an attempt do not start at one moment.
-            new = {rank: logs for rank, logs in started.items() if rank not in chosen}
-            files += _opened(new, report, output)
+            new = [logs for rank, logs in started.items() if rank not in chosen]
+            files.add(new)
+            _report_missing(new, report)
             chosen |= started
-            _print_all(files, output)
-    if asked.follows and (problem := run.unknown()):
+            files.print_all()
+    if follows and (problem := run.unknown()):
         report(f"{problem}; there: ssh {run.other_host} ddplaunch --logs {run.run_id} -f")
 
 
@@ -134,74 +143,45 @@ def _hint(run: RunFolder) -> str:
     )
 
 
-def _started(run: RunFolder, asked: _Asked, first: int) -> Iterator[tuple[int, dict[int, RankLogs]]]:
-    """The attempts from ``first`` on, if they are to be shown, and of each the logs by rank: those of its ranks."""
+def _started(
+    run: RunFolder, wanted: Collection[int] | None, only: int | None, first: int
+) -> Iterator[tuple[int, dict[int, RankLogs]]]:
+    """The attempts from ``first`` on, or the ``only`` one, and of each the logs of the ``wanted`` ranks, or of all."""
     for attempt, found in sorted(_of_run(run).items()):
-        if attempt == asked.attempt or (asked.attempt is None and attempt >= first):
-            wanted = found if asked.ranks is None else found.keys() & asked.ranks
-            yield attempt, {rank: found[rank] for rank in sorted(wanted)}
+        if attempt == only or (only is None and attempt >= first):
+            shown = found if wanted is None else found.keys() & wanted
+            yield attempt, {rank: found[rank] for rank in sorted(shown)}
 
 
-def _chosen(run: RunFolder, asked: _Asked) -> tuple[int, dict[int, RankLogs]]:
+def _chosen(
+    run: RunFolder, run_id: str, wanted: Collection[int] | None, only: int | None
+) -> tuple[int, dict[int, RankLogs]]:
     """The attempt with which the command begins, and the logs of the ranks that are to be shown."""
     attempts = _of_run(run)
     if not attempts:
-        raise LaunchError(f"--logs {asked.run_id}: no worker has started", f"See {run.name}.", NODE_NOT_READY)
-    attempt = max(attempts) if asked.attempt is None else asked.attempt
+        raise LaunchError(f"--logs {run_id}: no worker has started", f"See {run.name}.", NODE_NOT_READY)
+    attempt = max(attempts) if only is None else only
     if attempt not in attempts:
         raise UsageError(f"--attempt {attempt}: the workers have started in attempt {fold_ints(attempts)} only")
     found = attempts[attempt]
-    if missing := sorted(set(asked.ranks or ()) - found.keys()):
+    if missing := sorted(set(wanted or ()) - found.keys()):
         raise UsageError(f"--ranks: no {ranks(missing)} in attempt {attempt}, which has {ranks(found)}")
-    return attempt, {rank: found[rank] for rank in sorted(asked.ranks or found)}
+    return attempt, {rank: found[rank] for rank in sorted(wanted or found)}
 
 
-def _opened(chosen: dict[int, RankLogs], report: Callable[[str], None], output: _Output) -> list[_File]:
-    files = [file for logs in chosen.values() for file in _files(logs)]
-    output.has_titles = output.has_titles or len(files) > 1
-    for logs in chosen.values():
+def _report_missing(chosen: Iterable[RankLogs], report: Callable[[str], None]) -> None:
+    for logs in chosen:
         if logs.folder is None:
             only = "; here are its last lines" if logs.last_lines else ""
             where = quote(f"{logs.host}:<run folder>/{logs.subfolder}", 300)
             report(f"rank {logs.rank}: its log files are on its node only, {where}{only}")
-    return files
 
 
-def _files(logs: RankLogs) -> list[_File]:
-    """The files with lines of a rank, which may grow."""
+def _paths(logs: RankLogs) -> list[Path]:
+    """The files with lines of a rank."""
     if logs.folder is None:
-        paths = [logs.last_lines] if logs.last_lines else []
-    else:
-        paths = [path for name in _STREAMS if os.path.exists(path := logs.folder / f"{name}.log")]
-    return [
-        _File(f"rank {logs.rank} on {quote(logs.host)}, {path.stem}", LogFollower(path.parent, path.name))
-        for path in paths
-    ]
-
-
-def _close(files: Iterable[_File]) -> None:
-    for file in files:
-        file.reader.close()
-
-
-def _print_all(files: Iterable[_File], output: _Output) -> None:
-    for file in files:
-        while _print_next(file, output):
-            pass
-
-
-def _follow_for(seconds: float, files: Collection[_File], output: _Output) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any([_print_next(file, output) for file in files]):
-            pause(_POLL_S)
-
-
-def _print_next(file: _File, output: _Output) -> bool:
-    data = file.reader.read()
-    if data:
-        output.write(file.title, data)
-    return bool(data)
+        return [logs.last_lines] if logs.last_lines else []
+    return [path for name in _STREAMS if os.path.exists(path := logs.folder / f"{name}.log")]
 
 
 # Which ranks an attempt had, and where their files are. Lines that are cut or damaged are passed over.

@@ -19,8 +19,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display import console_log, report_files
 from ddplaunch.launcher.display.failure_page import failure
 from ddplaunch.system.files import run_folder, run_folders, run_json
-from ddplaunch.system.files.run_folder import LOCK
-from ddplaunch.text import elapsed, quote, table
+from ddplaunch.text import elapsed, local_time, quote, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -113,7 +112,7 @@ def of_launchers(folders: Sequence[Path]) -> PastRun:
 def _past_run(folder: Path) -> PastRun:
     started, report = run_json.facts(folder), report_files.read(folder)
     known = report or started
-    start_s = run_json.seconds(known.start) or run_json.seconds(started.start) or _made_s(folder)
+    start_s = run_json.seconds(known.start) or run_json.seconds(started.start) or run_folders.made_s(folder)
     result = _result(folder, started, report)
     return PastRun(
         run_id=known.run_id or folder.name,
@@ -123,14 +122,6 @@ def _past_run(folder: Path) -> PastRun:
         command=shlex.join(known.command or started.command) or started.script,
         cause=_cause(report) if report else "",
     )
-
-
-def _made_s(folder: Path) -> float:
-    """When the folder was made, in seconds since 1970; 0 if it cannot be read. For reports without a start."""
-    for path in (folder / LOCK, folder):
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime
-    return 0.0
 
 
 def _duration_s(folder: Path, start_s: float, result: str) -> float | None:
@@ -201,15 +192,9 @@ def _narrow(rows: Sequence[tuple[str, ...]], room: int) -> Iterator[str]:
 def cells(run: PastRun) -> tuple[str, ...]:
     """What the list shows of a run: run id, start, duration, result, command, first cause; escaped."""
     duration = "?" if run.duration_s is None else elapsed(run.duration_s)
-    found = (run.run_id, _moment(run.start_s), duration, run.result, run.command or "?", run.cause)
+    start = (run.start_s and local_time(run.start_s, "%Y-%m-%d %H:%M")) or "?"
+    found = (run.run_id, start, duration, run.result, run.command or "?", run.cause)
     return tuple(quote(cell, _MAX_CELL) for cell in found)
-
-
-def _moment(time_s: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s)) if time_s else "?"
-    except (ValueError, OverflowError, OSError):  # A file may name any time.
-        return "?"
 
 
 def _fitted(rows: Sequence[tuple[str, ...]], room: int, command: int, cause: int) -> list[tuple[str, ...]]:

@@ -13,14 +13,15 @@ from ddplaunch.features.hangs.records import ExamineRun, RunExamined
 from ddplaunch.features.ps.ps import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.features.ps.queries import AskLaunchers, LaunchersAnswered
 from ddplaunch.launcher import setup
-from ddplaunch.protocol.control import ANSWER_S
+from ddplaunch.protocol.control import ANSWER_S, RequestRefused
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddplaunch.features.ps.queries import LauncherAnswer, RunOnHost
+    from ddplaunch.features.ps.queries import RunOnHost
     from ddplaunch.launcher.request import Request
+    from ddplaunch.protocol.control import Answer
     from ddplaunch.transport.queries import QueriedNode, Queries
 
 _END_S = ANSWER_S + 15
@@ -42,8 +43,9 @@ def stacks(request: Request) -> None:
             raise_failures(queries)
             raise _without_launcher(run_id, parts)
         answers = _ask(queries, {name: parts[name] for name in names})
-    examined = [(host, found) for host, answer in answers if isinstance(found := answer.answer, RunExamined)]
-    problems = [f"{host}: launcher {answer.pid}: {answer.problem}" for host, answer in answers if not answer.answer]
+    examined = [(host, answer) for host, _, answer in answers if isinstance(answer, RunExamined)]
+    refused = ((host, pid, answer) for host, pid, answer in answers if isinstance(answer, RequestRefused))
+    problems = [f"{host}: launcher {pid}: {answer.reason}" for host, pid, answer in refused]
     if not examined:
         if not problems:
             raise_failures(queries)
@@ -68,7 +70,9 @@ def _without_launcher(run_id: str, parts: Mapping[str, Sequence[RunOnHost]]) -> 
     return UsageError(f"--stacks {run_id}: {text}", hint)
 
 
-def _ask(queries: Queries, parts: Mapping[str, Sequence[RunOnHost]]) -> list[tuple[str, LauncherAnswer]]:
+def _ask(queries: Queries, parts: Mapping[str, Sequence[RunOnHost]]) -> list[tuple[str, int, Answer | RequestRefused]]:
+    """What the launchers have answered, each with its host and pid."""
+
     def query(machine: QueriedNode) -> AskLaunchers:
         launchers = tuple((pid, run.run_tag) for run in parts[machine.name] for pid in run.launchers)
         return AskLaunchers(launchers, ExamineRun(""))
@@ -76,7 +80,7 @@ def _ask(queries: Queries, parts: Mapping[str, Sequence[RunOnHost]]) -> list[tup
     machines = [machine for machine in queries.nodes if machine.name in parts]
     queries.ask(machines, query, LaunchersAnswered, _END_S)
     none = LaunchersAnswered(())
-    return [(each.name, answer) for each in machines for answer in each.answers.get(LaunchersAnswered, none).answers]
+    return [(each.name, *found) for each in machines for found in each.answers.get(LaunchersAnswered, none).answers]
 
 
 def _page(host: str, answer: RunExamined, *, is_only: bool) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.field_types import OneLine, Seconds
-from ddplaunch.text import quote
+from ddplaunch.text import local_time, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -218,7 +217,4 @@ def _told(event: NodeEvent) -> str:
 
 def day(time_s: float) -> str:
     """Local date and minute of a time in seconds since the epoch."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))
-    except (ValueError, OverflowError, OSError):  # A file may name any time.
-        return "?"
+    return local_time(time_s, "%Y-%m-%d %H:%M") or "?"

@@ -25,13 +25,14 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.results import Versions
 from ddplaunch.system.files import run_json
 from ddplaunch.system.files.run_json import integer
-from ddplaunch.text import duration, plural
+from ddplaunch.text import duration, local_time, plural
 
 MAX_BYTES = 1 << 20
 _TEMPLATES = Path(__file__).parent / "templates"
 _STEPS = ((4, 240), (32, 160), (1 << 30, 120))
 """Steps of time of the curves, for up to so many nodes."""
 
+_DATE = "%Y-%m-%d %H:%M:%S"
 _MAX_NODES_WITH_DATA = 128
 _SAMPLED_S = 15.0
 """A node whose workers run for so long has usage samples, also over SSH."""
@@ -239,8 +240,8 @@ def _facts(files: RunFiles, told: Story) -> list[tuple[str, str]]:
     restarts = max((attempt.restart_count for attempt in files.attempts), default=0)
     facts = [
         ("duration", duration(length)),
-        ("started", _moment(told.whole.start)),
-        ("ended", "" if files.is_live and not report else _moment(told.whole.end)),
+        ("started", local_time(told.whole.start, _DATE)),
+        ("ended", "" if files.is_live and not report else local_time(told.whole.end, _DATE)),
         ("nodes", _node_count(told)),
         ("ranks", str(len(ranks) or "")),
         ("attempts", str(len(told.attempts) or "")),
@@ -257,13 +258,6 @@ def _node_count(told: Story) -> str:
         (sum(any(bar.attempt == each for bar in node.bars) for node in told.nodes) for each in attempts), default=0
     )
     return f"{most} ({len(told.nodes)} took part)" if most < len(told.nodes) else str(most or "")
-
-
-def _moment(time_s: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
-    except (ValueError, OverflowError, OSError):  # A file may name any time.
-        return ""
 
 
 def _time_uses(told: Story) -> list[dict[str, Any]]:
@@ -321,8 +315,8 @@ def _row(number_: int, moment: Moment, told: Story, share: float) -> dict[str, s
     return {
         "id": f"e{number_}",
         "since": f"+{since:.1f} s" if since < 100 else f"+{duration(since)}",
-        "clock": _moment(moment.time_s)[-8:],
-        "date": _moment(moment.time_s),
+        "clock": local_time(moment.time_s, "%H:%M:%S"),
+        "date": local_time(moment.time_s, _DATE),
         "kind": moment.kind,
         "where": moment.where,
         "text": _cut(moment.text, int(_MAX_MOMENT * max(0.1, share))),

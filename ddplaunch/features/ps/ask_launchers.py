@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
-from ddplaunch.features.ps.queries import AskLaunchers, LauncherAnswer, LaunchersAnswered
+from ddplaunch.features.ps.queries import AskLaunchers, LaunchersAnswered
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     ANSWER_S,
@@ -44,14 +44,15 @@ def serve(query: AskLaunchers, stream: BinaryIO, outbox: Outbox) -> tuple[int, .
     """Make the request to all launchers of the query, within ``_TIMEOUT_S``, and send LaunchersAnswered."""
     with ThreadPoolExecutor(min(len(query.launchers), _MAX_THREADS)) as threads:
         answers = threads.map(partial(_ask, query.request), *zip(*query.launchers, strict=True))
-        outbox.send(LaunchersAnswered(tuple(answers)))
+        pids = (pid for pid, _ in query.launchers)
+        outbox.send(LaunchersAnswered(tuple(zip(pids, answers, strict=True))))
     return ()
 
 
-def _ask(request: Any, pid: int, run_tag: str) -> LauncherAnswer:
+def _ask(request: Any, pid: int, run_tag: str) -> Answer | RequestRefused:
     deadline, problem = time.monotonic() + _TIMEOUT_S, _without_socket(pid)
     if state := procfs.suspended(pid):
-        return LauncherAnswer(pid, problem=f"it is {state}, as by Ctrl-Z: `fg` or `kill -CONT {pid}` continues it")
+        return RequestRefused(f"it is {state}, as by Ctrl-Z: `fg` or `kill -CONT {pid}` continues it")
     for path in _sockets(pid):
         try:
             answer = _answer(path, pid, replace(request, run_tag=run_tag), deadline)
@@ -61,10 +62,10 @@ def _ask(request: Any, pid: int, run_tag: str) -> LauncherAnswer:
             problem = f"{SOCKET}: {error}"
         else:
             if isinstance(answer, Answer):
-                return LauncherAnswer(pid, answer)
+                return answer
             problem = answer.reason
     printable = "".join(character for character in problem if character.isprintable())
-    return LauncherAnswer(pid, problem=printable[:_MAX_PROBLEM])
+    return RequestRefused(printable[:_MAX_PROBLEM])
 
 
 def _sockets(pid: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.control import Answer, Request
+from ddplaunch.protocol.control import Answer, Request, RequestRefused
 from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Seconds, Size
 
 ProcessKind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
@@ -84,19 +84,10 @@ class AskLaunchers:
 
 
 @dataclass(frozen=True)
-class LauncherAnswer:
-    """What the launcher ``pid`` has answered; ``problem`` says why there is no answer."""
-
-    pid: Pid
-    answer: Answer | None = None
-    problem: OneLine = ""
-
-
-@dataclass(frozen=True)
 class LaunchersAnswered:
-    """Agent to launcher, in answer to AskLaunchers: one answer for each launcher."""
+    """Agent to launcher, in answer to AskLaunchers: what the launcher of each pid has answered, or why it has not."""
 
-    answers: tuple[LauncherAnswer, ...]
+    answers: tuple[tuple[Pid, Answer | RequestRefused], ...]
 
 
 TO_AGENT = {ListRuns: "run_finder", EndRun: "run_finder", AskLaunchers: "ask_launchers"}

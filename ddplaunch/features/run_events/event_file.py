@@ -64,8 +64,8 @@ class EventFile:
     def _run(self) -> None:
         while (event := self._queue.get()) is not None:
             self._write(event)
-        if self._lost:
-            self._write({"t": round(time.time(), 3), "event": "dropped"})
+        if self._lost and self._nbytes <= MAX_BYTES:
+            self._try_to_write(self._told_losses(round(time.time(), 3)))
         if self._error:
             kept_files.note_fd(self._fd, self._error)
         kept_files.close(self._fd)
@@ -74,11 +74,17 @@ class EventFile:
         is_last = event.get("event") == "run_ended"
         if self._nbytes > MAX_BYTES and not is_last:
             return
-        dropped: list[Event] = [{"t": event.get("t"), "event": "dropped", "count": self._lost}] if self._lost else []
-        data = b"".join(map(_encode, [*dropped, event] if event.get("event") != "dropped" else dropped))
+        data = self._told_losses(event.get("t")) + _encode(event)
         if self._nbytes + len(data) > MAX_BYTES and not is_last:
             data = _encode({"t": event.get("t"), "event": "limit"})
             self._nbytes = MAX_BYTES + 1
+        self._try_to_write(data)
+
+    def _told_losses(self, t: object) -> bytes:
+        """The line about the events that were dropped; empty if none were."""
+        return _encode({"t": t, "event": "dropped", "count": self._lost}) if self._lost else b""
+
+    def _try_to_write(self, data: bytes) -> None:
         try:
             keep_free(self._fd, len(data))
             self._write_all(data)

@@ -18,11 +18,11 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnd
 from ddplaunch.transport.handle import AgentConnected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.launcher_agent import Output, Report
+    from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
 
@@ -95,18 +95,20 @@ class RunEvents(Watch):
         # The agent reports exits at the end of the attempt: when they happened follows from how long the workers ran.
         started_s = self._started_s.pop((index, result.attempt), None)
         if started_s is None and result.exits:  # A worker has failed before all of them ran.
-            self._on_half_started(index, result)
+            self._add(
+                "attempt_started",
+                t=time.time() - result.duration_s,
+                node=index,
+                attempt=result.attempt,
+                workers=len(result.exits),
+                first_rank=min(exit_.rank for exit_ in result.exits),
+            )
         for exit_ in first_failure.failures(result.exits)[:_MAX_FAILURES]:
             ended_s = None if started_s is None else min(time.time(), started_s + exit_.duration_s)
-            facts = {"attempt": result.attempt, "rank": exit_.rank}
-            self.on_note("worker_failed", failure_line(exit_), ended_s, index, facts)
+            text = failure_line(exit_)
+            self._add("worker_failed", text, ended_s, index, attempt=result.attempt, rank=exit_.rank)
         reason = result.reason or result.node_leaves
         self._add("attempt_ended", reason, node=index, attempt=result.attempt, outcome=result.outcome)
-
-    def _on_half_started(self, index: int, result: AttemptResult) -> None:
-        first_rank, started_s = min(exit_.rank for exit_ in result.exits), time.time() - result.duration_s
-        facts = {"attempt": result.attempt, "workers": len(result.exits), "first_rank": first_rank}
-        self.on_note("attempt_started", "", started_s, index, facts)
 
     # The end.
 
@@ -119,24 +121,11 @@ class RunEvents(Watch):
         return result
 
 
-class WorkerEvents(Watch):
-    """``--event-log-handler console``: shows torchelastic's events of an attempt that has ended."""
-
-    def __init__(self, run: RunServices) -> None:
-        self._run = run
-
-    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
-        """All nodes have reported the end of the attempt."""
-        from ddplaunch.features.run_events.worker_events import worker_events
-
-        messages = self._run.messages
-        messages.console.flush()
-        for line in worker_events(messages.run_id, self._run.config.workers.role, result):
-            messages.console.show(line)
-        return result
-
-
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
     events = RunEvents(run.folder(), run.messages.run_id, lambda index: run.nodes.all[index].host)
-    return (events, WorkerEvents(run)) if run.config.output.events == "console" else (events,)
+    if run.config.output.events != "console":
+        return (events,)
+    from ddplaunch.features.run_events.worker_events import WorkerEvents  # Few runs wait for the import.
+
+    return (events, WorkerEvents(run))

@@ -1,6 +1,6 @@
-"""``--event-log-handler console``: torchelastic's worker events, one JSON object per line.
+"""``--event-log-handler console``: shows torchelastic's worker events, one JSON object per line.
 
-Runs in the launcher. Pure. The fields are those of ``torch.distributed.elastic.events.api.Event``.
+Runs in the launcher, in the main thread. The fields are those of ``torch.distributed.elastic.events.api.Event``.
 """
 
 from __future__ import annotations
@@ -8,8 +8,29 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.watches import Watch
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
+
+
+class WorkerEvents(Watch):
+    """Shows the events of an attempt that has ended."""
+
+    def __init__(self, run: RunServices) -> None:
+        self._run = run
+
+    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
+        """All nodes have reported the end of the attempt."""
+        messages = self._run.messages
+        messages.console.flush()
+        for line in worker_events(messages.run_id, self._run.config.workers.role, result):
+            messages.console.show(line)
+        return result
 
 
 def worker_events(run_id: str, role: str, attempt: AttemptResult) -> list[str]:

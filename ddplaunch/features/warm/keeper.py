@@ -26,9 +26,8 @@ from ddplaunch.features.warm.records import (
     TAKEOVER_FDS,
     TO_KEEPER,
     AgentGone,
-    Fits,
     Inquiry,
-    KeeperRefused,
+    KeeperAnswer,
     KeeperSpec,
     TakenOver,
     Takeover,
@@ -181,7 +180,7 @@ class Keeper:
         with client, contextlib.suppress(OSError, wire.ProtocolError):
             fd_records.send(client, inquiry)
             received = fd_records.receive(client, FROM_KEEPER, 0)
-            return bool(received and isinstance(received[0], Fits))
+            return bool(received and received[0] == KeeperAnswer("fits"))
         return False
 
     def learn(self, modules: tuple[str, ...]) -> None:
@@ -280,27 +279,27 @@ class Keeper:
         return None
 
     def _answer(self, client: socket.socket, request: Inquiry, fds: list[int]) -> Continuation | None:
-        refused = self._refusal(request, fds)
-        if isinstance(request, Takeover) and not refused:
+        answer = self._compared(request, fds)
+        if isinstance(request, Takeover) and answer.state == "fits":
             return self._hand_over(client, request, fds)
         fd_records.close(fds)
         with client:
-            fd_records.send(client, refused or Fits())
+            fd_records.send(client, answer)
         if not isinstance(request, Takeover):
-            if refused and refused.kind == "differs":
+            if answer.state == "differs":
                 self.end("another took its place")
-            if not refused:
+            if answer.state == "fits":
                 self._wait_for(request.seconds)
                 self.learn(_modules(request.script, ()))
         return None
 
-    def _refusal(self, request: Inquiry, fds: list[int]) -> KeeperRefused | None:
+    def _compared(self, request: Inquiry, fds: list[int]) -> KeeperAnswer:
         if self._agent:
-            return KeeperRefused("used", "another run uses it")
+            return KeeperAnswer("used", "another run uses it")
         if isinstance(request, Takeover) and len(fds) < TAKEOVER_FDS:
-            return KeeperRefused("differs", "descriptors are missing")
+            return KeeperAnswer("differs", "descriptors are missing")
         reason = self._difference(request)
-        return KeeperRefused("differs", reason) if reason else None
+        return KeeperAnswer("differs", reason) if reason else KeeperAnswer("fits")
 
     def _difference(self, request: Inquiry) -> str:
         if name := surroundings.first_difference(self._parts, request.surroundings):
@@ -322,7 +321,7 @@ class Keeper:
             pid = forkserver.quiet_fork()
         except OSError as error:
             with client:
-                fd_records.send(client, KeeperRefused("differs", f"it cannot fork: {error}"))
+                fd_records.send(client, KeeperAnswer("differs", f"it cannot fork: {error}"))
             pid = -1
         if pid == 0:
             self._listener.detach()  # Neither is closed: their numbers may soon be files of the agent.
@@ -346,7 +345,7 @@ class Keeper:
                 fd_records.send(client, TakenOver(pid), (self._agent[1],))
             else:
                 text = problem if problem and problem.isprintable() else "its agent ended"
-                fd_records.send(client, KeeperRefused("differs", text))
+                fd_records.send(client, KeeperAnswer("differs", text))
 
 
 def _locked(fd: int) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
+
+from ddplaunch.system import procfs
 
 _LEAST_PART = 0.05
 """Of the machine's memory, or of a cgroup's limit, that must be available."""
@@ -75,6 +76,4 @@ def _number(path: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
+    return procfs.read(str(path)).decode("utf-8", "replace")

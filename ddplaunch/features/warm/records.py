@@ -46,7 +46,7 @@ class KeeperSpec:
 class Inquiry:
     """What a run wants to find; sent by a new keeper to the one that has the socket: would such a run take it over?
 
-    Answered by Fits, if so, or by KeeperRefused; a keeper that no run uses then ends.
+    Answered by KeeperAnswer. If it fits, it stays, for the seconds of the Inquiry; if it differs, it ends.
 
     Attributes:
         surroundings: what the agent would inherit, by name, as ``features.warm.surroundings`` reads it.
@@ -65,7 +65,7 @@ class Inquiry:
 
 @dataclass(frozen=True, kw_only=True)
 class Takeover(Inquiry):
-    """A run to a keeper: fork an agent with a forkserver. Answered by TakenOver or KeeperRefused.
+    """A run to a keeper: fork an agent with a forkserver. Answered by TakenOver, or if it does not fit by KeeperAnswer.
 
     The record carries descriptors: the agent's stdin, stdout and stderr, its working directory, and those that it
     inherits, which get the numbers from ``FIRST_INHERITED`` on.
@@ -91,11 +91,6 @@ MAX_INHERITED = 3
 
 
 @dataclass(frozen=True)
-class Fits:
-    """Keeper, in answer to Inquiry: it stays, for the seconds of the Inquiry."""
-
-
-@dataclass(frozen=True)
 class TakenOver:
     """Keeper, in answer to Takeover: ``pid`` is the agent; the record carries its pidfd. AgentGone follows."""
 
@@ -110,15 +105,12 @@ class AgentGone:
 
 
 @dataclass(frozen=True)
-class KeeperRefused:
-    """Keeper: why the run cannot take it over.
+class KeeperAnswer:
+    """Keeper: whether a run can take it over: it ``fits``, it is ``used`` by a run, or it ``differs``; and why not."""
 
-    ``kind``: it is ``used`` by a run, or it ``differs``.
-    """
-
-    kind: Literal["used", "differs"]
-    reason: OneLine
+    state: Literal["fits", "used", "differs"]
+    reason: OneLine = ""
 
 
 TO_KEEPER = (Takeover, Inquiry)
-FROM_KEEPER = (TakenOver, KeeperRefused, Fits)
+FROM_KEEPER = (TakenOver, KeeperAnswer)

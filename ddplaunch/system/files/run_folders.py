@@ -164,7 +164,7 @@ def run_of(folder: Path) -> Path:
 
 
 def _newest_first(folders: Iterable[Path]) -> list[Path]:
-    return sorted(filter(run_folder.of_launchers, folders), key=_made_s, reverse=True)
+    return sorted(filter(run_folder.of_launchers, folders), key=made_s, reverse=True)
 
 
 def _last(folders: Iterable[Path]) -> list[Path]:
@@ -208,7 +208,8 @@ def _id_of(folder: Path) -> str:
     return _started(folder).run_id or folder.name
 
 
-def _made_s(folder: Path) -> float:
+def made_s(folder: Path) -> float:
+    """When a run folder was made, in seconds since 1970; 0 if it cannot be read."""
     for path in (folder / LOCK, folder / run_folder.NODES, folder):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime
