@@ -7,12 +7,11 @@ The tuples at the end list the records that each reader accepts. No behaviour be
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
-from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent, OrderToNodes, Report, ReportOfNode
+from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent, Notice, OrderToNodes, Report, ReportOfNode
 from ddplaunch.protocol.results import Round, RoundEnd, RoundVerdict, Workers
 
 # Node to coordinator.
@@ -228,17 +227,6 @@ class RendezvousNotFound:
 
 
 @dataclass(frozen=True)
-class NodeTurnedAway:
-    """Member of the node that serves the rendezvous to its agent, once: ``host`` cannot join: ``differs`` from here.
-
-    Nothing proves that this is true: such a node is no node of the run.
-    """
-
-    host: OneLine
-    differs: Literal["run_id", "secret"]
-
-
-@dataclass(frozen=True)
 class RecordsRejected:
     """Member to agent, at most once per heartbeat: ``count`` records so far had no valid signature and were ignored."""
 
@@ -282,7 +270,7 @@ TO_NODE = (
 FROM_MEMBER = (
     MemberReady,
     RendezvousNotFound,
-    NodeTurnedAway,
+    Notice,
     RecordsRejected,
     RendezvousLost,
     NodeSilent,

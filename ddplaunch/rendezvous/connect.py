@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.environment import SECRET
-from ddplaunch.protocol.rendezvous import NodeTurnedAway, RendezvousNotFound
+from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.protocol.rendezvous import RendezvousNotFound
 from ddplaunch.rendezvous.store import Signer, open_store
 from ddplaunch.system import linux
 from ddplaunch.text import is_run_id, quote
@@ -242,12 +243,16 @@ def _leave_note(spec: MemberSpec, store: TCPStore, differs: str) -> None:
     store.set(_NOTE_KEY, f"{differs} {spec.node_id.partition(' ')[0]}")
 
 
-def read_note(store: TCPStore) -> NodeTurnedAway | None:
-    """The last node that was turned away; None if there is none. Nothing proves that the note is true."""
+def read_note(store: TCPStore, endpoint: str) -> Notice | None:
+    """For the user: the last node that was turned away at ``endpoint``. None if there is none.
+
+    Nothing proves that it is true: such a node is no node of the run.
+    """
     if not store.check([_NOTE_KEY]):
         return None
     differs, _, host = store.get(_NOTE_KEY).decode("utf-8", "replace").partition(" ")
-    return NodeTurnedAway(quote(host, _MAX_HOST), "secret" if differs == "secret" else "run_id")
+    what = SECRET if differs == "secret" else "--rdzv-id"
+    return Notice(f"{quote(host, _MAX_HOST)} cannot join at {endpoint}: it has another {what} than this node")
 
 
 def _verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:

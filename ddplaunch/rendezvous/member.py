@@ -303,9 +303,10 @@ class Member:
 
     def _report_turned_away(self) -> None:
         """Report the first node of another run or secret that came to this endpoint."""
-        if self._reports_turned_away and (turned_away := read_note(self._store)):
+        endpoint = f"{self._ready.server_address}:{self._ready.port}"
+        if self._reports_turned_away and (notice := read_note(self._store, endpoint)):
             self._reports_turned_away = False
-            self._send_to_agent(turned_away)
+            self._send_to_agent(notice)
 
     def _send_waiting_nodes(self) -> None:
         """Send the list of waiting nodes if it has changed since the last heartbeat."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.agent.rendezvous.client import RendezvousClient
-from ddplaunch.protocol.rendezvous import MemberReady, NodeTurnedAway, WaitingNodes
+from ddplaunch.protocol.rendezvous import MemberReady, WaitingNodes
 from tests.support import golden
 from tests.support.configs import rendezvous_config
 
@@ -31,8 +31,6 @@ def waiting(client: RendezvousClient, count: int, missing: int) -> str:
 def test_the_messages_of_a_node(client: RendezvousClient) -> None:
     pages = {
         "it searches": client.search_message("nothing answers there", 600.0),
-        "a node has another run id": client.turned_away_message(NodeTurnedAway("gpu9", "run_id")),
-        "a node has another secret": client.turned_away_message(NodeTurnedAway("gpu9", "secret")),
     }
     client.lost_reason = "nothing answers there"
     pages["it has never been there"] = "\n".join(client.unreachable_error())

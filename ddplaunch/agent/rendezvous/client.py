@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.events import FromMember
 from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.rendezvous import (
     FROM_MEMBER,
     MemberReady,
     MemberSpec,
     NodeLeft,
-    NodeTurnedAway,
     RendezvousLost,
     WaitingNodes,
 )
@@ -237,11 +235,6 @@ class RendezvousClient:
             f"warning: --max-restarts is {own} on {self._host}, and {limit} on the node that serves the rendezvous at "
             f"{self.endpoint}: {limit} counts"
         )
-
-    def turned_away_message(self, event: NodeTurnedAway) -> str:
-        """The message when a node that is not of this run came to its endpoint."""
-        what = "--rdzv-id" if event.differs == "run_id" else SECRET
-        return f"{event.host} cannot join at {self.endpoint}: it has another {what} than this node"
 
     def on_rejected(self, count: int) -> str:
         """The message when the first record without a valid signature was ignored; empty after that."""

@@ -38,7 +38,6 @@ from ddplaunch.protocol.rendezvous import (
     NodeJoined,
     NodeRefused,
     NodeStops,
-    NodeTurnedAway,
     NoFreePlace,
     RecordsRejected,
     RendezvousLost,
@@ -371,12 +370,10 @@ class MultiNodeRendezvous(Rendezvous):
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
-            case ReportOfNode() | NodeSilent():
+            case ReportOfNode() | NodeSilent() | Notice():
                 self._callbacks.send(record)
             case OrderToNodes(order=order):
                 self._callbacks.post(order)
-            case NodeTurnedAway():
-                self._callbacks.send(Notice(client.turned_away_message(record)))
             case RecordsRejected(count=count):
                 if text := client.on_rejected(count):
                     self._callbacks.send(Notice(text))

@@ -35,15 +35,6 @@ _WRITE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class _UnfinishedLine:
-    """A line on the terminal without a line feed: its worker's rank and stream, and a final carriage return."""
-
-    rank: int
-    stream: str
-    returned: bool
-
-
-@dataclass(frozen=True)
 class _RawBytes:
     """Bytes that are written as they are; ``written`` is called afterwards."""
 
@@ -77,7 +68,9 @@ class StreamWriter:
         self._dropped: dict[tuple[int, str], Output] = {}
         self._unwritten: dict[tuple[int, str], Output] = {}
         """As ``_dropped``, for lines that failed writes have lost: shown with the next output, not at once."""
-        self._unfinished: _UnfinishedLine | None = None
+        self._unfinished: tuple[int, str] | None = None
+        """The worker's stream whose line on the terminal has no line feed yet; ``_returned``: it ends with a return."""
+        self._returned = False
         self._ended: set[tuple[int, str]] = set()
         """Streams whose unfinished line was ended here, because another line came between: its newline is to come."""
         self._progress: str | None = None
@@ -256,21 +249,20 @@ class StreamWriter:
             if not data:
                 return b""
         before, self._unfinished = self._unfinished, None
-        if before and (before.rank, before.stream) != key and not self.is_plain:
-            self._ended.add((before.rank, before.stream))
+        if before and before != key and not self.is_plain:
+            self._ended.add(before)
         if header is None:
             return (b"\n" if before else b"") + data
+        had_returned, self._returned = self._returned, data.endswith(b"\r")
         if data[-1:] != b"\n":
-            self._unfinished = _UnfinishedLine(header.rank, header.stream, data.endswith(b"\r"))
+            self._unfinished = key
         if self.is_plain:
             return data
         prefix = self.style.prefix(header)
-        if before is None:
-            return prefix + prefixed(data, prefix)
-        if (before.rank, before.stream) != (header.rank, header.stream):
-            return b"\n" + prefix + prefixed(data, prefix)
-        # After a carriage return the line is overwritten, unless a line feed ends it.
-        start = prefix if before.returned and not data.startswith(b"\n") else b""
+        if before == key:  # After a carriage return the line is overwritten, unless a line feed ends it.
+            start = prefix if had_returned and not data.startswith(b"\n") else b""
+        else:
+            start = (b"\n" if before else b"") + prefix
         return start + prefixed(data, prefix)
 
     def _write(self, header: Output | None, data: bytes) -> int:
