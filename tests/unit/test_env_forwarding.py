@@ -10,30 +10,8 @@ from hypothesis import strategies as st
 
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol.env_forwarding import RULES, forwarded, masked_lines, parse_env_file, rule_of
-from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
+from ddplaunch.protocol.environment import NAMES
 from tests.support import golden, texts
-
-SETTINGS = (
-    *("PYTHONPATH", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY"),
-    *("NCCL_DEBUG", "NCCL_IB_HCA", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR"),
-    *FLIGHT_RECORD_NAMES,
-    *("PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING", "CUDA_HOME", "CUBLAS_WORKSPACE_CONFIG", "GLOO_LOG_LEVEL"),
-    *("FI_PROVIDER", "UCX_TLS", "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_CACHE", "WANDB_PROJECT", "WANDB_MODE"),
-    *("TOKENIZERS_PARALLELISM", "TORCH_COMPILE_CACHE_KEY_TAG", "MLFLOW_TRACKING_URI"),
-)
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "my_password", "PGPASSWD")
-OF_THIS_MACHINE = (
-    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"),
-    *("SSH_AUTH_SOCK", "SLURM_PROCID", "SLURMD_NODENAME", "HOSTNAME", "HOME", "USER", "LOGNAME", "SHELL", "PWD"),
-    *("DISPLAY", "TMPDIR", "XDG_RUNTIME_DIR", "DDPLAUNCH_HOSTS", "PET_NNODES", "CUDA_INJECTION64_PATH"),
-    "BASH_FUNC_f%%",
-)
-OTHER = ("PATH", "LANG", "MY_SETTING", "CONDA_PREFIX", "EDITOR")
-SET_BY_US = sorted(
-    NAMES.keys()
-    - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", *FLIGHT_RECORD_NAMES}
-    - {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"}
-)
 
 
 def of(*names: str) -> dict[str, str]:
@@ -41,14 +19,25 @@ def of(*names: str) -> dict[str, str]:
     return {name: f"here: {name}" for name in names}
 
 
-EVERYTHING = of(*SETTINGS, *SECRETS, *OF_THIS_MACHINE, *OTHER, *SET_BY_US)
+EVERYTHING = of(*golden.questions("variables"))
+SETTINGS = forwarded(EVERYTHING, [])
 
 
-# Without being asked.
+def test_what_becomes_of_each_variable():
+    """Without being asked for, with -x, and on the screen. What ddplaunch sets itself can be given in no way."""
 
+    def fate(name: str) -> str:
+        here = of(name)
+        if rule_of(name).when == "never":
+            for asked, file in ([f"{name}=5"], None), ([], f"{name}=5"):
+                with pytest.raises(UsageError, match=f"ddplaunch sets {name}"):
+                    forwarded(here, asked, file)
+        assert forwarded(here, [name]) == here
+        goes = "goes along" if forwarded(here, []) else "is asked for"
+        return goes if masked_lines(here) == [f"{name}=here: {name}"] else f"{goes}, and is masked"
 
-def test_settings_go_along_and_nothing_else():
-    assert forwarded(EVERYTHING, []) == of(*SETTINGS)
+    assert NAMES.keys() <= EVERYTHING.keys()
+    golden.check_answers("variables", fate)
 
 
 def test_every_name_falls_under_the_last_rule_if_under_no_other():
@@ -59,18 +48,13 @@ def test_every_name_falls_under_the_last_rule_if_under_no_other():
 # -x NAME and -x NAME=VALUE.
 
 
-@pytest.mark.parametrize("name", [*SECRETS, *OF_THIS_MACHINE, *OTHER, *SETTINGS])
-def test_a_name_gives_whatever_it_is_the_name_of(name: str):
-    assert forwarded(EVERYTHING, [name]) == {**of(*SETTINGS), **of(name)}
-
-
 def test_what_is_asked_for_goes_along_beside_the_settings():
     """A question is the words of ``-x``, and after `` | `` the env file."""
 
     def beside(question: str) -> dict[str, str]:
         asked, _, file = question.partition(" | ")
         given = forwarded({**EVERYTHING, "my_a": "1", "AB": "here"}, asked.split(" ") if asked else [], file)
-        return {name: value for name, value in given.items() if (name, value) not in of(*SETTINGS).items()}
+        return {name: value for name, value in given.items() if (name, value) not in SETTINGS.items()}
 
     golden.check_answers("forwarded", beside)
 
@@ -79,13 +63,6 @@ def test_what_is_asked_for_goes_along_beside_the_settings():
 def test_what_no_variable_can_be_is_an_error(text: str):
     with pytest.raises(UsageError, match=r"^-x"):
         forwarded({}, [text])
-
-
-@pytest.mark.parametrize("name", SET_BY_US)
-def test_what_ddplaunch_sets_itself_cannot_be_given(name: str):
-    for asked, file in ([name], None), ([f"{name}=5"], None), ([], f"{name}=5"):
-        with pytest.raises(UsageError, match=f"ddplaunch sets {name}"):
-            forwarded(EVERYTHING, asked, file)
 
 
 def test_nothing_given_is_changed():
@@ -126,7 +103,7 @@ def test_any_file_is_read_or_refused(text: str):
 @given(st.lists(st.text(texts.ENCODABLE)))
 def test_any_option_is_read_or_refused(asked: list[str]):
     with contextlib.suppress(UsageError):
-        assert forwarded(EVERYTHING, asked).keys() >= {*SETTINGS}
+        assert forwarded(EVERYTHING, asked).keys() >= SETTINGS.keys()
 
 
 # What is shown.
@@ -144,14 +121,9 @@ def test_secrets_are_masked_and_settings_are_not():
         return masked_lines({name: value})[0]
 
     golden.check_answers("masked_variables", masked)
-    assert masked_lines(of(*SETTINGS)) == [f"{name}=here: {name}" for name in sorted(SETTINGS)]
 
 
 def test_each_variable_is_one_printable_line_of_bounded_length():
     lines = masked_lines({"A": "two\nlines\x1b[31m", "B": "\udcff", "C": "x" * 100_000, "D\n": "1"})
     assert lines[0] == r"A=two\nlines\x1b[31m"
     assert all(line.isprintable() and len(line) < 1100 for line in lines)
-
-
-def test_the_table_names_all_that_ddplaunch_sets_itself():
-    assert {name for rule in RULES for name in rule.names if rule.when == "never"} == {*SET_BY_US}

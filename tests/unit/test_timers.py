@@ -8,72 +8,52 @@ import pytest
 
 from ddplaunch.launcher import timers
 from ddplaunch.launcher.timers import Timers
+from tests.support import golden
 
 
 class Part:
     """A part that is due at the times that it is given."""
 
-    def __init__(self, *due: float) -> None:
-        self.due = list(due)
-        self.acted: list[float] = []
+    def __init__(self, name: str, times: list[float], said: list[str]) -> None:
+        self._name, self._times, self._said = name, times, said
 
     def run_due(self, now: float) -> float:
-        if self.due and now >= self.due[0]:
-            self.due = [due for due in self.due if due > now]
-            self.acted.append(now)
-        return self.due[0] if self.due else float("inf")
+        if self._times and now >= self._times[0]:
+            self._times = [due for due in self._times if due > now]
+            self._said.append(f"{self._name} at {now:g}")
+        return self._times[0] if self._times else float("inf")
 
 
 class Loop:
-    """A launcher's loop at a made-up time."""
+    """A launcher's loop at a made-up time, with parts that are due at ``2,4 3``. The methods are steps of a story."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *parts: Part) -> None:
-        self.now = 0.0
-        self.mailbox = SimpleNamespace(is_empty=True)
-        self.pings = Part(*range(200))
-        self.timers = Timers(self.pings, parts, self.mailbox)
-        monkeypatch.setattr(timers, "time", SimpleNamespace(monotonic=lambda: self.now))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, due: str) -> None:
+        self.said: list[str] = []
+        self._now, self._mailbox = 0.0, SimpleNamespace(is_empty=True)
+        parts = [Part("part", [*map(float, times.split(","))], self.said) for times in due.split()]
+        self._timers = Timers(Part("pings", [*map(float, range(200))], self.said), parts, self._mailbox)
+        monkeypatch.setattr(timers, "time", SimpleNamespace(monotonic=lambda: self._now))
 
-    def at(self, now: float) -> float:
-        self.now = now
-        return self.timers.run_due()
+    def busy(self) -> None:
+        """Events wait to be handled."""
+        self._mailbox.is_empty = False
 
+    def idle(self) -> None:
+        self._mailbox.is_empty = True
 
-def test_the_loop_waits_for_the_first_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = Part(3.0), Part(2.0, 4.0)
-    loop = Loop(monkeypatch, one, other)
-    assert [loop.at(now) for now in (0.0, 2.0, 3.0, 4.0)] == [1, 3.0, 4.0, 5]
-    assert (one.acted, other.acted) == ([3.0], [2.0, 4.0])
-
-
-def test_a_part_acts_in_time_though_events_arrive_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(2.0)
-    loop = Loop(monkeypatch, part)
-    loop.mailbox.is_empty = False
-    for tenths in range(30):
-        loop.at(tenths / 10)
-    assert part.acted == [2.0]
+    def at(self, first: str, last: str = "") -> None:
+        """The loop runs at this time, or ten times a second until ``last``."""
+        for tenths in range(int(float(first) * 10), int(float(last or first) * 10) + 1):
+            self._now = tenths / 10
+            due = self._timers.run_due()
+        self.said.append(f"due again at {due:g}")
 
 
-def test_a_launcher_that_was_frozen_handles_the_events_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(2.0)
-    loop = Loop(monkeypatch, part)
-    loop.at(0.0)
-    loop.mailbox.is_empty = False
-    loop.at(100.0)
-    loop.at(101.0)
-    assert part.acted == []
-    assert loop.pings.acted[-1] == 101.0, "agents without pings would stop"
-    loop.mailbox.is_empty = True
-    loop.at(102.0)
-    assert part.acted == [102.0]
+def test_when_parts_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A story is a sentence, the parts, and the steps."""
 
+    def story(text: str) -> str:
+        _, due, steps = text.split(": ")
+        return golden.play(Loop(monkeypatch, due), steps)
 
-def test_it_does_so_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(2.0)
-    loop = Loop(monkeypatch, part)
-    loop.at(0.0)
-    loop.mailbox.is_empty = False
-    for tenths in range(100):
-        loop.at(100.0 + tenths / 10)
-    assert part.acted == [105.0]
+    golden.check_pages("timers", story)
