@@ -324,6 +324,8 @@ class Agent:
                 self._outbox.send(Pong(time_s, time.time()))
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
+            case _ if callable(event):  # See ``NodeServices.post``.
+                event()
             case _ if not any(part.on_event(event) for part in self._parts):
                 self._rendezvous.handle_event(event)
 

@@ -39,7 +39,7 @@ class NodeServices(NamedTuple):
         worker_socket: what features run in a worker connects to it.
         begun: what features have begun ahead, by name of the feature, see ``begin``.
         outbox: sends records to the launcher.
-        post: posts an event to the agent's mailbox; any thread may call it.
+        post: has the main thread call a function, or posts an event for all parts; any thread may call it.
         report: sends a report to the launcher that watches the job.
         wait: handles events until a condition holds (True), or until a deadline, which may change.
         is_stopping: whether the run, or this node's part in it, is being stopped.

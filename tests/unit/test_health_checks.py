@@ -11,7 +11,6 @@ from ddplaunch.features.gpus.reader import read_once
 from ddplaunch.features.gpus.records import GpusRead, IbPort
 from ddplaunch.features.health import log_folder
 from ddplaunch.features.health.gpu_faults import look
-from ddplaunch.features.health.log_folder import FolderState
 from ddplaunch.system import devices
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says
@@ -87,7 +86,7 @@ def test_a_folder_that_cannot_be_written_is_found(is_alone: bool, severity: str)
 def test_a_folder_that_does_not_answer_is_found_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(log_folder, "LIMIT_S", 0.05)
-    monkeypatch.setattr(log_folder, "probe", lambda _folder: never.wait() and FolderState(""))
+    monkeypatch.setattr(log_folder, "look", lambda _folder: never.wait() and ())
     assert rules("/tmp") == [("folder-silent", "refuse")]
     never.set()
 

@@ -9,7 +9,6 @@ import pytest
 from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.health import differences, findings, log_folder
 from ddplaunch.features.health.findings import with_hardware
-from ddplaunch.features.health.log_folder import FolderState
 from ddplaunch.features.health.records import NodeHardware
 from ddplaunch.protocol.results import HealthFinding, WorkerExit
 from tests.support import golden
@@ -53,11 +52,6 @@ def test_what_findings_and_differences_are_told_as() -> None:
         "lines": [findings.line(XID, "gpu3", 8), findings.line(FAN, "gpu3")],
         "a refusal is one line": [
             findings.refusal([replace(XID, severity="warn"), replace(XID, local_ranks=()), XID, XID], "gpu3")
-        ],
-        "folders": [
-            f"{found.severity}: {found.text}"
-            for state in (("Read-only file system", 0.2), ("", 0.95), ("", 0.949), ("", None))
-            for found in log_folder.findings(FolderState("/logs", *state))
         ],
         "a silent folder": [found.severity for found in [log_folder.silent("/logs", 2.0)]],
         "an odd node": [

@@ -7,6 +7,7 @@ whose GPUs are simulated, nothing is looked at.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,6 @@ from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.features.gpus.agent import of_job
 from ddplaunch.features.gpus.records import GpuEvent, GpusRead
 from ddplaunch.features.health import findings, log_folder
-from ddplaunch.features.health.log_folder import FolderState
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, NodeHealth
 from ddplaunch.threads import post_from_thread
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _FIRST_LIMIT_S = 3.0
 """The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
 
+_NOTHING_WRONG: tuple[HealthFinding, ...] = ()
 _REFUSED_HINT = "Use another node; --health warn uses it all the same."
 
 
@@ -52,7 +53,8 @@ class HealthPart(Part):
         if self._is_on and spec.node_dir:
             self._is_probed = False
             folder = spec.node_dir
-            post_from_thread("folder probe", lambda: log_folder.probe(folder), node.post, FolderState(folder))
+            tell = lambda found: node.post(functools.partial(self._on_folder, found))  # noqa: E731
+            post_from_thread("folder probe", lambda: log_folder.look(folder), tell, _NOTHING_WRONG)
 
     # Before the first attempt.
 
@@ -95,20 +97,16 @@ class HealthPart(Part):
 
     def on_event(self, event: object) -> bool:
         """Judge what was read."""
-        match event:
-            case FolderState():
-                if not self._is_probed:
-                    self._on_folder(log_folder.findings(event))
-            case GpusRead() | GpuEvent() if self._gpus:
-                self._gpus.on_answer(event)
-            case _:
-                return False
+        if not (self._gpus and isinstance(event, (GpusRead, GpuEvent))):
+            return False
+        self._gpus.on_answer(event)
         return True
 
     def _on_folder(self, findings: tuple[HealthFinding, ...]) -> None:
-        """A single node is not refused for its log folder: the job can run without logs, and says so."""
-        self._is_probed = True
-        self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
+        """Once. A single node is not refused for its log folder: the job can run without logs, and says so."""
+        if not self._is_probed:
+            self._is_probed = True
+            self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
 
     # Attempts.
 

@@ -287,6 +287,6 @@ def _of_folder(folder: str, *, is_alone: bool) -> list[HealthFinding]:
     if not folder:
         return []
     silent: tuple[HealthFinding, ...] = (log_folder.silent(folder, log_folder.LIMIT_S),)
-    probed = begin("folder probe", lambda: log_folder.findings(log_folder.probe(folder)), silent)
+    probed = begin("folder probe", lambda: log_folder.look(folder), silent)
     found = probed(time.monotonic() + log_folder.LIMIT_S)
     return [replace(finding, severity="warn") if is_alone else finding for finding in found]

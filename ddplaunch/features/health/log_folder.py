@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
@@ -21,24 +20,21 @@ _BYTES = 4096
 _MAX_PATH = 200
 
 
-@dataclass(frozen=True)
-class FolderState:
-    """What was found out about a folder.
+def look(folder: str) -> tuple[HealthFinding, ...]:
+    """What is wrong with the folder. Writes and deletes a small file; blocks for as long as the file system does."""
+    shown = quote(folder, _MAX_PATH)
+    if error := _error_of_writing(os.path.join(folder, f".ddplaunch-probe-{os.getpid()}")):
+        text = f"nothing can be written to {shown}: {quote(error)}"
+        return (HealthFinding(rule="folder-not-writable", text=text, action="another --log-dir", severity="refuse"),)
+    used_share = kept_files.used_share(folder)
+    if used_share is not None and used_share >= FULL_SHARE:
+        text = f"the disk of {shown} is {used_share:.0%} full"
+        return (HealthFinding(rule="disk-full", text=text, action="delete files, or choose another --log-dir"),)
+    return ()
 
-    Attributes:
-        error: why nothing can be written; empty if something can.
-        used_share: share of its disk that is used, from 0 to 1, as ``df`` shows it; None: not known.
-    """
 
-    folder: str
-    error: str = ""
-    used_share: float | None = None
-
-
-def probe(folder: str) -> FolderState:
-    """Write and delete a small file. Blocks for as long as the file system does."""
-    path = os.path.join(folder, f".ddplaunch-probe-{os.getpid()}")
-    error = ""
+def _error_of_writing(path: str) -> str:
+    """Why nothing can be written there; empty if something can."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -46,22 +42,11 @@ def probe(folder: str) -> FolderState:
         finally:
             os.close(fd)  # Here NFS tells that its server has no space.
     except OSError as failure:
-        error = failure.strerror or str(failure)
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-    return FolderState(folder, error, kept_files.used_share(folder))
-
-
-def findings(state: FolderState) -> tuple[HealthFinding, ...]:
-    """The findings about the folder of the logs."""
-    folder = quote(state.folder, _MAX_PATH)
-    if state.error:
-        text = f"nothing can be written to {folder}: {quote(state.error)}"
-        return (HealthFinding(rule="folder-not-writable", text=text, action="another --log-dir", severity="refuse"),)
-    if state.used_share is not None and state.used_share >= FULL_SHARE:
-        text = f"the disk of {folder} is {state.used_share:.0%} full"
-        return (HealthFinding(rule="disk-full", text=text, action="delete files, or choose another --log-dir"),)
-    return ()
+        return failure.strerror or str(failure)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    return ""
 
 
 def silent(folder: str, limit_s: float) -> HealthFinding:
