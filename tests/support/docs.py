@@ -26,8 +26,6 @@ from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
 from ddplaunch.features.health.gpu_events import ACTIONS, XIDS, Xid
-from ddplaunch.features.health.gpu_rules import RULES as RULES_OF_GPUS
-from ddplaunch.features.health.port_rules import PORT_RULES
 from ddplaunch.features.metrics.metrics import METRICS
 from ddplaunch.features.run_events.kinds import keys, kinds
 from ddplaunch.launcher.watches import RunServices, Watch
@@ -83,33 +81,6 @@ def forwarding() -> str:
         for rule in RULES
     )
     return table(("variable", "forwarded", "why"), rows)
-
-
-def gpu_rules() -> str:
-    """Every rule about a GPU."""
-    columns = ("rule", "broken if", "severity", "fault", "in the run", "what to do", "source")
-    rows = (
-        (
-            f"`{rule.name}`",
-            rule.fires_if,
-            rule.severity,
-            "yes" if rule.is_fault else "",
-            "yes" if rule.in_run else "",
-            rule.action,
-            rule.source,
-        )
-        for rule in RULES_OF_GPUS
-    )
-    return table(columns, rows)
-
-
-def port_rules() -> str:
-    """Every rule about a port of InfiniBand."""
-    rows = (
-        (f"`{rule.name}`", rule.fires_if, "in the run" if rule.in_run else "at the start", rule.action, rule.source)
-        for rule in PORT_RULES
-    )
-    return table(("rule", "broken if", "when", "what to do", "source"), rows)
 
 
 def xids() -> str:
@@ -177,7 +148,6 @@ TABLES: dict[str, Callable[[], str]] = {
         record.__name__: functools.partial(fields_of, record)
         for record in (LaunchConfig, WorkerConfig, OutputConfig, TimeoutConfig, RemoteConfig, RendezvousConfig, Host)
     },
-    "gpu-rules": gpu_rules,
     "options": options,
     "forwarding": forwarding,
     "event-fields": lambda: table(("key", "value"), ((f"`{key}`", text) for key, text in keys().items())),
@@ -191,7 +161,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods-of-part": lambda: methods_of(Part),
     "methods-of-watch": lambda: methods_of(Watch),
     "methods-of-worker-part": lambda: methods_of(WorkerPart),
-    "port-rules": port_rules,
     "services-of-node": lambda: services_of(NodeServices),
     "services-of-run": lambda: services_of(RunServices),
     "xid-actions": lambda: table(("action", "what to do"), ((f"`{name}`", text) for name, text in ACTIONS.items())),

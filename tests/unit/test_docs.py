@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 import shlex
@@ -17,6 +18,7 @@ from ddplaunch.cli import main, rendezvous_options
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.features.faults import fault_spec
+from ddplaunch.features.health import gpu_rules, port_rules
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results
@@ -144,6 +146,18 @@ def test_the_table_of_rdzv_conf_is_the_one_in_the_code():
         key for row in rows(section("docs/multi-node.md", "`--rdzv-conf`")) for key in re.findall(r"`(\w+)`", row[0])
     }
     assert keys == set(rendezvous_options.EFFECTIVE)
+
+
+def test_the_rules_about_hardware_are_those_of_the_code():
+    """Besides what breaks them, and who has a like one: that only the page says."""
+    told = {row[0]: row for row in rows(read("docs/gpu-health.md")) if len(row) > 4}
+    yes = lambda is_it: "yes" if is_it else ""  # noqa: E731
+    known = {
+        f"`{rule.name}`": [rule.severity, yes(rule.is_fault), yes(rule.in_run), rule.action] for rule in gpu_rules.RULES
+    }
+    assert {name: row[2:-1] for name, row in told.items() if len(row) > 6 and name != "rule"} == known
+    of_ports = re.findall(r'_finding\("([a-z-]+)"', inspect.getsource(port_rules))
+    assert [name.strip("`") for name, row in told.items() if len(row) < 6 and name != "rule"] == of_ports
 
 
 def test_the_table_of_faults_is_the_one_in_the_code():

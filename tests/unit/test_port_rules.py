@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddplaunch.features.gpus.child import ports_of
 from ddplaunch.features.gpus.records import IbPort
-from ddplaunch.features.health.port_rules import PORT_RULES, ports_at_start, ports_while_running
+from ddplaunch.features.health.port_rules import ports_at_start, ports_while_running
 from tests.support import golden
 
 GOOD = IbPort(
@@ -83,7 +83,3 @@ def test_ports_of_another_kind_may_be_slower() -> None:
 def test_an_adapter_that_vanishes_is_a_fault() -> None:
     (finding,) = ports_while_running(FOUR, FOUR[1:])
     assert finding.text == "mlx5_0:1: it is no longer active: gone (no such port)"
-
-
-def test_each_rule_is_tested() -> None:
-    assert {rule.name for rule in PORT_RULES} == {"ib-inactive", "ib-down", "ib-slow", "ib-lost", "ib-link-downed"}

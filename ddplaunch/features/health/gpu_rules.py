@@ -1,7 +1,7 @@
-"""The rules about one GPU: each is one row of ``RULES``, with its threshold, its severity and who else uses it.
+"""The rules about one GPU: each is one row of ``RULES``.
 
-Used by the agent, for the GPUs of its node; docs/gpu-health.md shows them. Pure: readings in, findings out. A value
-that a GPU does not tell breaks no rule.
+Used by the agent, for the GPUs of its node; docs/gpu-health.md lists them, and says who has like ones. Pure: readings
+in, findings out. A value that a GPU does not tell breaks no rule.
 """
 
 from __future__ import annotations
@@ -43,22 +43,18 @@ class Rule:
 
     Attributes:
         name: fixed, for files and tests.
-        fires_if: the condition with its threshold, for the docs.
         is_broken: whether the GPU breaks it; not if a value that it needs is not told.
         text: the finding's text.
         action: what the user or the administrator can do.
-        source: who uses the rule, or a like one, for the docs.
         is_fault: as in HealthFinding.
         in_run: it is applied not only at the start, but also while workers run: when a GPU begins to break it.
         grows: in the run, it is also broken anew each time this value grows.
     """
 
     name: str
-    fires_if: str
     is_broken: Callable[[GpuReading], bool]
     text: Callable[[GpuReading], str]
     action: str
-    source: str
     severity: Severity = "warn"
     is_fault: bool = False
     in_run: bool = True
@@ -113,199 +109,155 @@ def _users(gpu: GpuReading) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         name="lost",
-        fires_if="the driver cannot reach the GPU, or it must be reset first",
         is_broken=lambda gpu: bool(gpu.error),
         text=lambda gpu: f"the driver cannot use it: {gpu.error}",
         action="drain the node, then reset the GPU or reboot the node",
-        source="gpud, NVRx",
         severity="refuse",
         is_fault=True,
     ),
     Rule(
         name="recovery-action",
-        fires_if="the driver asks for a recovery action, other than draining NVLinks (driver 570 or newer)",
         is_broken=lambda gpu: gpu.recovery_action not in (None, 0, _DRAIN_P2P),
         text=lambda gpu: f"the driver asks for {_RECOVERY_ACTIONS.get(gpu.recovery_action or 0, 'an unknown action')}",
         action="drain the node and do so",
-        source="NVRx",
         severity="refuse",
         is_fault=True,
     ),
     Rule(
         name="drain-nvlinks",
-        fires_if="the driver asks that no process uses the GPU's NVLinks",
         is_broken=lambda gpu: gpu.recovery_action == _DRAIN_P2P,
         text=lambda gpu: f"the driver asks {_RECOVERY_ACTIONS[_DRAIN_P2P]}",
         action="drain the node when its jobs have ended",
-        source="NVRx",
     ),
     Rule(
         name="row-remap-failed",
-        fires_if="a row of its memory could not be remapped",
         is_broken=lambda gpu: bool(gpu.is_remap_failed),
         text=lambda gpu: "a row of its memory could not be remapped",
         action="drain the node and have the GPU replaced",
-        source="NVIDIA, GCM, Azure, gpud",
         severity="refuse",
         is_fault=True,
     ),
     Rule(
         name="sram-worn",
-        fires_if="the driver's threshold of SRAM errors is exceeded",
         is_broken=lambda gpu: bool(gpu.is_sram_worn),
         text=lambda gpu: "its SRAM has more errors than the driver's threshold",
         action="drain the node and have the GPU replaced",
-        source="NVIDIA",
         severity="refuse",
         is_fault=True,
     ),
     Rule(
         name="pcie-narrow",
-        fires_if="fewer than 25 % of the PCIe lanes that GPU and slot have are in use",
         is_broken=lambda gpu: _is_below(_lanes(gpu), 0.25),
         text=lambda gpu: f"its PCIe link has {gpu.pcie_width} of {gpu.pcie_max_width} lanes",
         action="drain the node; reseat the GPU or replace its riser",
-        source="Autopilot",
         severity="refuse",
     ),
     Rule(
         name="pcie-width",
-        fires_if="25 % of these lanes or more, but not all, are in use",
         is_broken=lambda gpu: _is_below(_lanes(gpu), 1) and not _is_below(_lanes(gpu), 0.25),
         text=lambda gpu: f"its PCIe link has {gpu.pcie_width} of {gpu.pcie_max_width} lanes",
         action="compare its bandwidth with that of other GPUs; reseat it if it is lower",
-        source="own",
     ),
     Rule(
         name="fabric-incomplete",
-        fires_if="its registration with the NVSwitches has not completed, or has failed",
         is_broken=_is_fabric_incomplete,
         text=_fabric_text,
         action="look at the service nvidia-fabricmanager of the node",
-        source="NVIDIA, gpud",
         severity="refuse",
         is_fault=True,
     ),
     Rule(
         name="fabric-degraded",
-        fires_if="NVML's mask of the fabric's health has bandwidth degraded, a route being recovered, or a failed one",
         is_broken=lambda gpu: any(_fabric_problems(gpu)),
         text=lambda gpu: f"its way to the NVSwitches: {', '.join(_fabric_problems(gpu))}",
         action="look at the service nvidia-fabricmanager of the node",
-        source="gpud",
     ),
     Rule(
         name="row-remap-pending",
-        fires_if="a row of its memory will be remapped at the next reset",
         is_broken=lambda gpu: bool(gpu.is_remap_pending),
         text=lambda gpu: "a row of its memory waits for a reset of the GPU to be remapped",
         action="reset the GPU when the node has no job",
-        source="NVIDIA; GCM, Azure and gpud refuse",
     ),
     Rule(
         name="many-remapped-rows",
-        fires_if="more than 512 rows of its memory were remapped because of uncorrectable errors",
         is_broken=lambda gpu: _is_above(gpu.uncorrected_rows, 512),
         text=lambda gpu: f"{gpu.uncorrected_rows} rows of its memory were remapped because of errors",
         action="have the GPU replaced",
-        source="NVIDIA",
     ),
     Rule(
         name="uncorrected-errors",
-        fires_if="memory errors could not be corrected since the driver was loaded",
         is_broken=lambda gpu: _is_above(gpu.uncorrected_errors, 0),
         text=lambda gpu: f"{gpu.uncorrected_errors} memory errors could not be corrected since its driver was loaded",
         action="reset the GPU when the node has no job; if it happens again, have it replaced",
-        source="GCM and Azure refuse",
         is_fault=True,
         grows=lambda gpu: gpu.uncorrected_errors,
     ),
     Rule(
         name="many-corrected-sram",
-        fires_if="more than 10,000 corrected errors of its SRAM since the driver was loaded",
         is_broken=lambda gpu: _is_above(gpu.sram_corrected, 10_000),
         text=lambda gpu: f"{gpu.sram_corrected} errors of its SRAM were corrected since its driver was loaded",
         action="have the GPU tested (dcgmi diag -r 3)",
-        source="Azure",
     ),
     Rule(
         name="many-corrected-dram",
-        fires_if="more than 20,000,000 corrected errors of its memory since the driver was loaded",
         is_broken=lambda gpu: _is_above(gpu.dram_corrected, 20_000_000),
         text=lambda gpu: f"{gpu.dram_corrected} errors of its memory were corrected since its driver was loaded",
         action="have the GPU tested (dcgmi diag -r 3)",
-        source="Azure; GCM: 50,000,000",
     ),
     Rule(
         name="ecc-off",
-        fires_if="ECC is off on a GPU that is delivered with ECC on",
         is_broken=lambda gpu: gpu.is_ecc_on is False and bool(gpu.is_ecc_usual),
         text=lambda gpu: "its memory is not protected by ECC",
         action="nvidia-smi --ecc-config=1, then reset the GPU",
-        source="own",
         in_run=False,
     ),
     Rule(
         name="ecc-pending",
-        fires_if="ECC will be switched on or off at the next reset",
         is_broken=lambda gpu: None not in (gpu.is_ecc_on, gpu.is_ecc_wanted) and gpu.is_ecc_on != gpu.is_ecc_wanted,
         text=lambda gpu: f"ECC will be switched {'on' if gpu.is_ecc_wanted else 'off'} at its next reset",
         action="reset the GPU when the node has no job",
-        source="own",
         in_run=False,
     ),
     Rule(
         name="throttled",
-        fires_if="its clocks are lowered by a thermal slowdown of the hardware, a power brake or a hardware slowdown",
         is_broken=lambda gpu: bool(_throttled(gpu)),
         text=lambda gpu: f"its clocks are lowered: {_throttled(gpu)}",
         action="look at the cooling and the power supplies of the node",
-        source="gpud",
         in_run=False,
     ),
     Rule(
         name="throttled-often",
-        fires_if="its clocks were lowered by the hardware in 6 of the last 10 minutes or more",
         is_broken=lambda gpu: _is_above(gpu.throttled_minutes, 5),
         text=lambda gpu: f"the hardware has lowered its clocks in {gpu.throttled_minutes} of the last 10 minutes",
         action="look at the cooling and the power supplies of the node",
-        source="gpud",
     ),
     Rule(
         name="temperature",
-        fires_if="less than 5 degrees below the temperature at which it lowers its clocks",
         is_broken=lambda gpu: _is_below(gpu.temperature_margin_c, 5),
         text=lambda gpu: (
             f"it is {gpu.temperature_margin_c} degrees below the temperature at which it lowers its clocks"
         ),
         action="look at the cooling of the node",
-        source="own",
         in_run=False,
     ),
     Rule(
         name="nvlink-inactive",
-        fires_if="fewer of its NVLinks are active than of another GPU of the same name in the node",
         is_broken=lambda gpu: _is_below(gpu.nvlinks_active, gpu.nvlinks_usual or 0),
         text=lambda gpu: f"{gpu.nvlinks_active} of its NVLinks are active, {gpu.nvlinks_usual} of others like it",
         action="drain the node and have its NVLinks tested (dcgmi diag -r 2)",
-        source="NVRx, gpud",
         is_fault=True,
     ),
     Rule(
         name="nvlink-errors",
-        fires_if="its NVLinks have corrected errors in more than 15 of the last 30 minutes",
         is_broken=lambda gpu: _is_above(gpu.nvlink_error_minutes, 15),
         text=lambda gpu: f"its NVLinks have corrected errors in {gpu.nvlink_error_minutes} of the last 30 minutes",
         action="have its NVLinks tested (dcgmi diag -r 2)",
-        source="NVRx",
     ),
     Rule(
         name="in-use",
-        fires_if="another process computes on it, or over 512 MB of its memory are in use and it shows no desktop",
         is_broken=_is_in_use,
         text=_users,
         action="end that process, or choose other GPUs with --gpus",
-        source="GCM",
         in_run=False,
     ),
 )
