@@ -196,24 +196,6 @@ for path in others:
     assert spared == [3, 3, 3], "runs whose marks only begin alike"
 
 
-def test_what_outlives_a_lost_agents_cgroup_is_told(lab: Lab) -> None:
-    told, real = lab.run(
-        """
-if (agent := os.fork()) == 0:
-    made, _ = cgroup.create(tag)
-    start(made, "bounded")
-    os._exit(0)
-os.waitpid(agent, 0)
-real = [pid for pid in pids(home) if pid != os.getpid()]
-kill, cgroup.kill = cgroup.kill, lambda _: None  # As if all were in uninterruptible sleep.
-tell(sorted(cgroup.kill_tagged(tag, time.monotonic())), sorted(real))
-kill(*home.glob(f"ddplaunch-{tag}-*"))
-"""
-    )
-    assert told == real
-    assert len(told) == 3
-
-
 def test_a_leftover_with_our_name_is_taken_over(lab: Lab) -> None:
     assert lab.run(
         """

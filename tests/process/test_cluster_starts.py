@@ -47,16 +47,6 @@ def task(job_id: str, script: Path, rank: int, *options: str) -> Running:
     return start(*options, script, env={"OMP_NUM_THREADS": "1", **variables})
 
 
-def test_one_task_per_node_is_one_agent_per_node(job_id: str, script: Path):
-    script.write_text(SUM)
-    options = ("-v", "--nproc-per-node", "2")
-    finished = [each.finish() for each in [task(job_id, script, rank, *options) for rank in (1, 0)]]
-    assert [done.returncode for done in finished] == [0, 0], finished[0].err
-    assert [line.split()[:4] for line in sums(finished)] == [["4", str(n), str(n % 2), "4"] for n in range(4)]
-    assert f"SLURM job {job_id}, step 0: node 1 of 2 (elsewhere,localhost)" in finished[0].err
-    assert "rank 0" not in finished[0].out
-
-
 def test_ports_of_other_runs_are_passed_over(job_id: str, script: Path):
     script.write_text(SUM)
     silent, taken, *_ = candidate_ports(f"slurm-{job_id}.0.0")

@@ -108,15 +108,6 @@ def test_a_usage_error_is_shown_once(slurm: Slurm):
     assert len(re.findall("ddplaunch: error: ", done.err)) == 1
 
 
-def test_a_rank_that_is_killed_is_tried_again_on_all_nodes(slurm: Slurm, script: Path):
-    script.write_text(SUM)
-    options = ("--nproc-per-node", "2", "--max-restarts", "1")
-    running = slurm.start(["srun", "-N2", "--ntasks-per-node=1", *command(*options, script)], env={"DIE": "3"})
-    done = running.finish()
-    assert done.returncode == 0, done.err
-    assert [line.split()[-1] for _, line in sums(done.out)] == ["1"] * 4
-
-
 def test_two_steps_of_one_job_at_once_do_not_mix(slurm: Slurm, script: Path, tmp_path: Path):
     script.write_text(TOGETHER + SUM)
     files = [tmp_path / "a", tmp_path / "b"]

@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from ddplaunch.cluster.hosts import Host
 from ddplaunch.protocol.launcher_agent import Notice, SweepRun
 from ddplaunch.transport.failures import failures_table
 from tests.support.connecting import ChannelClosed, connecting
@@ -340,27 +339,3 @@ def test_a_key_that_cannot_be_used_is_named_with_the_reason(make_lab, tmp_path):
         _, (failure,) = them.settle()
         assert f"{locked} (locked by a passphrase: ssh-add it)" in failure.message
         assert f"{junk} (unknown key format)" in failure.message
-
-
-def test_options_come_before_the_configuration(make_lab):
-    lab = make_lab(1, node1=NodeOptions(ports=(2222,)))
-    text = lab.ssh_config.read_text()
-    lab.ssh_config.write_text(text.replace("2222", "1").replace("User root", "User nobody").replace("/client", "/no"))
-    with connecting(lab, user="root", port=2222, identity=str(lab.keys.client)) as them:
-        them.start(Host("node1"))
-        assert len(them.settle()[0]) == 1
-    with connecting(lab, user="nobody", port=1, identity=str(lab.keys.client)) as them:
-        them.start(Host("node1", "root", 2222))
-        assert len(them.settle()[0]) == 1
-
-
-def test_without_an_ssh_command_the_configuration_is_read_all_the_same(make_lab, monkeypatch, tmp_path):
-    lab = make_lab(3)
-    with lab.ssh_config.open("a") as config:
-        config.write(lab.config_of(lab["node3"], "behind") + "  ProxyJump node1\n")
-    with monkeypatch.context() as patch, connecting(lab) as them:
-        patch.setenv("PATH", str(tmp_path))
-        them.start("node2", "behind")
-        connected, failures = them.settle()
-        assert failures == []
-        assert len(connected) == 2

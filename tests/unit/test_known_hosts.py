@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 
 import pytest
@@ -62,20 +61,6 @@ def test_a_list_of_revoked_keys_is_heeded_and_a_binary_one_refused(tmp_path):
     revoked.write_bytes(b"SSHKRL\n\0")
     with pytest.raises(ValueError, match="only OpenSSH"):
         known(tmp_path, "", revoked_keys=revoked)
-
-
-def test_keys_hashed_by_ssh_keygen_are_found(tmp_path):
-    key = "AAAAC3NzaC1lZDI1NTE5AAAAIGtQUDZWhs8k/cZcykMkaUX7ZusdkX1b0yZbcPe3Dm1o"
-    path = tmp_path / "known_hosts"
-    path.write_text(f"gpu1,[gpu2]:2222 {ED} {key}\n")
-    try:
-        subprocess.run(["ssh-keygen", "-H", "-f", path], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no ssh-keygen")
-    assert "gpu" not in path.read_text()
-    file = KnownHosts([path])
-    assert file.check(["[gpu2]:2222"], ED, key).result == "known"
-    assert file.check(["gpu2"], ED, key).result == "unknown"
 
 
 def test_a_large_file_costs_little(tmp_path):

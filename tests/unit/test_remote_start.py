@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import signal
@@ -13,8 +12,7 @@ from dataclasses import replace
 import pytest
 
 import ddplaunch
-from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
-from ddplaunch.transport import agent_process, remote_start
+from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import HostFailure, failures_table
 from ddplaunch.transport.remote_start import NodeFacts, RemoteStart
 from tests.support import golden
@@ -133,18 +131,6 @@ def test_a_setup_that_fails_is_told_with_its_last_lines():
     failure = remote_start.check_facts("gpu1", NodeFacts(failed="setup", status=127), START, printed)
     assert failure
     assert failure.message == "--remote-setup ended with exit code 127: a; b; sh: 1: module: not found"
-
-
-def test_the_module_that_is_started_is_the_agents():
-    module = importlib.import_module(RemoteStart(python="", cwd="").entry)
-    assert module.main.__module__ == AGENT_MODULE
-    assert any(AGENT_MODULE in word for word in agent_process.COMMAND)
-    assert START_VARIABLE.encode() in remote_start.first_input(START)
-
-
-def test_a_good_node_is_good():
-    assert remote_start.check_facts("gpu1", GOOD, START) is None
-    assert remote_start.check_facts("gpu1", replace(GOOD, torch=""), replace(START, needs_torch=False)) is None
 
 
 def test_nodes_with_another_torch_than_most_are_told():

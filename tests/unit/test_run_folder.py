@@ -148,10 +148,6 @@ def test_a_user_without_a_home_gets_a_private_temporary_folder(monkeypatch: pyte
     assert base.parent == tmp_path
 
 
-def test_an_empty_home_is_none() -> None:
-    assert run_folder.base_at_home({"HOME": ""}) is None
-
-
 def test_without_a_home_and_a_temporary_folder_only_the_creation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: str) -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
