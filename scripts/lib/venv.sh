@@ -61,6 +61,8 @@ describe() {
 # Debian ships venv's other half, ensurepip, in a package of its own.
 make_venv() {
     local python package
+    # --clear would empty what it leads to, which is not ours.
+    [[ ! -L .venv ]] || fail ".venv is a link. Remove it, and a venv is made in its place."
     python=$(find_python)
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
