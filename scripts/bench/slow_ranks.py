@@ -17,8 +17,8 @@ from pathlib import Path
 
 from common import PROGRAMS, REPEATS, size
 
-from ddplaunch.features.hangs.records import CollectiveTimes
-from ddplaunch.features.slow_ranks.slow_ranks import rank_lateness, warning
+from ddplaunch.features.slow_ranks.records import CollectivesSampled, pack
+from ddplaunch.features.slow_ranks.slow_ranks import warning, window
 
 RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else size("BENCH_ROUNDS", 20, 0)
 EVEN_RUNS = size("BENCH_EVEN_ROUNDS", RUNS, 0)
@@ -68,13 +68,15 @@ def made_up_job_is_accused(run: int) -> bool:
         for rank, at in enumerate(arrivals):
             created[rank].append(int((at + 100.0 * (rank // 4)) * 1e9))
         now = max(arrivals)
-    times = [CollectiveTimes(rank, f"gpu{rank // 4}", "0", 1, tuple(at)) for rank, at in enumerate(created)]
+    times = [pack(rank, "0", dict(enumerate(at, 1))) for rank, at in enumerate(created)]
+    answers = [CollectivesSampled(0, 1, f"gpu{host}", tuple(times[4 * host : 4 * host + 4])) for host in range(2)]
     error_ns = int(1e9 * chance.choice((0.0001, 0.001, 0.01)))
     clocks = {f"gpu{host}": (10**11 * host - error_ns, 10**11 * host + error_ns) for host in range(2)}
+    found, known = window(answers), window(answers, clocks=clocks)
     return bool(
-        warning(rank_lateness(times))
-        or warning(rank_lateness(times, clocks))
-        or warning(rank_lateness(times, clocks, of_hosts=True), of_hosts=True)
+        warning(found.ranks.lateness())
+        or warning(known.ranks.lateness())
+        or warning(known.hosts.lateness(), of_hosts=True)
     )
 
 

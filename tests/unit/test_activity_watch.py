@@ -17,7 +17,7 @@ from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.hangs import activity_watch
 from ddplaunch.features.hangs import evidence as hang_evidence
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, WorkersSampled
+from ddplaunch.features.hangs.activity_watch import ActivityWatch
 from ddplaunch.features.hangs.evidence import Sample
 from ddplaunch.features.hangs.process_activity import ProcessActivity
 from ddplaunch.features.hangs.records import (
@@ -155,7 +155,7 @@ class Watched:
             if thread.name == "sampler":
                 thread.join(10)
         for event in self.events:
-            self.watch.handle_event(event)
+            event() if callable(event) else self.watch.handle_event(event)
         return bool(self.events and not self.events.clear())
 
 
@@ -205,7 +205,7 @@ def test_a_job_that_hangs_is_the_attempts_failure(monkeypatch: pytest.MonkeyPatc
 
 def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.run(lambda: [watched.watch.handle_event(event) for event in (OutputResumed(3), WorkersSampled(3, {}))])
+    watched.run(lambda: watched.watch.handle_event(OutputResumed(3)))
     assert watched.reports == [WorkerActivity(0, is_finished=True)]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.features.hangs import activity_watch
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, WorkersSampled
+from ddplaunch.features.hangs.activity_watch import ActivityWatch
 from ddplaunch.features.hangs.examiner import Examiner
 from ddplaunch.features.hangs.records import ExamineWorkers, NodeEvidence, WorkersExamined
 from ddplaunch.mailbox import Mailbox
@@ -45,7 +45,6 @@ class Agent:
             outbox=SimpleNamespace(send=self.sent_to_launcher.append),
         )
         self.watch = ActivityWatch(node, group, Examiner(), lambda _: NodeEvidence(host="node1"))
-        self.sampled = 0
 
     def _request(self, *, resume: bool) -> None:
         assert not resume
@@ -58,9 +57,8 @@ class Agent:
         while not condition():
             event = self.mailbox.get(min(self.watch.run_due(time.monotonic()), end_s))
             assert time.monotonic() < end_s
-            self.sampled += isinstance(event, WorkersSampled)
-            if event is not None:
-                self.watch.handle_event(event)
+            if callable(event):
+                event()
         self.watch.end(lambda *_: True)
 
 

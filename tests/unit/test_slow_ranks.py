@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 
-from ddplaunch.features.hangs.records import CollectiveTimes
-from ddplaunch.features.slow_ranks.slow_ranks import (
-    ClockLimits,
-    lateness_table,
-    rank_lateness,
-    warning,
-)
-from ddplaunch.protocol.wire import decode, encode
+from ddplaunch.features.slow_ranks.records import CollectivesSampled, pack
+from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, lateness_table, warning, window
+from ddplaunch.protocol.results import RankLateness
 
 STEP_S = 0.1
+
+
+class Calls(NamedTuple):
+    """Of one rank; ``ns``: the time of each call by its number."""
+
+    rank: int
+    host: str
+    ns: dict[int, int]
+
+    def part(self, after: int, last: int) -> Calls:
+        """The calls after a number, up to another."""
+        return self._replace(ns={number: ns for number, ns in self.ns.items() if after < number <= last})
 
 
 def job(
@@ -30,8 +38,8 @@ def job(
     overlap: bool = False,
     jitter_s: float = 0.003,
     steps: int = 250,
-) -> list[CollectiveTimes]:
-    """Times of a job whose clocks are seconds apart.
+) -> list[Calls]:
+    """Calls of a job whose clocks are seconds apart.
 
     Arguments:
         slow: this rank takes 20 ms longer for a step.
@@ -47,13 +55,20 @@ def job(
         now = [at + STEP_S + chance.gauss(0, jitter_s) + 0.02 * is_slow[rank] for rank, at in enumerate(now)]
         for _ in range(per_step):
             for rank, at in enumerate(now):
-                created[rank].append(int((at + clocks[rank * hosts // ranks]) * 1e9))
+                created[rank].append(int((at + clocks[rank * hosts // ranks]) * 1e6) * 1000)
             end = max(now) + 0.001
             now = [(at if overlap else end) + 0.002 + chance.expovariate(2000) for at in now]
         now = [max(at, end) for at in now]
-    return [
-        CollectiveTimes(rank, f"gpu{rank * hosts // ranks}", "0", 1, tuple(times)) for rank, times in enumerate(created)
-    ]
+    return [Calls(rank, f"gpu{rank * hosts // ranks}", dict(enumerate(ns, 1))) for rank, ns in enumerate(created)]
+
+
+def rank_lateness(
+    calls: Sequence[Calls], clocks: dict[str, ClockLimits] | None = None, *, of_hosts: bool = False
+) -> tuple[RankLateness, ...]:
+    """What the launcher learns of one sample, the most expensive rank or host first."""
+    answers = [CollectivesSampled(0, 1, each.host, (pack(each.rank, "0", each.ns),)) for each in calls]
+    found = window(answers, clocks=clocks)
+    return (found.hosts if of_hosts else found.ranks).lateness()
 
 
 SHAPES = [
@@ -153,40 +168,29 @@ def test_too_few_collectives() -> None:
 
 def test_calls_that_do_not_count_and_records_that_begin_later() -> None:
     times = job(1, slow=1, steps=300)
-    cut = times[0].created_ns
-    times[0] = replace(times[0], first_number=31, created_ns=cut[30:])
-    times[1] = replace(
-        times[1], created_ns=tuple(0 if index % 50 == 0 else ns for index, ns in enumerate(times[1].created_ns))
-    )
+    times[0] = times[0].part(30, 300)
+    for number in range(1, 300, 50):
+        del times[1].ns[number]
     first = rank_lateness(times)[0]
     assert first.rank == 1
     assert first.collectives == 300 - 30 - 5
 
 
 def test_times_that_arrive_in_parts() -> None:
-    parts = [
-        replace(times, first_number=times.first_number + start, created_ns=times.created_ns[start : start + 100])
-        for times in job(1, slow=1, steps=300)
-        for start in (0, 100, 200)
-    ]
+    parts = [calls.part(after, after + 100) for calls in job(1, slow=1, steps=300) for after in (0, 100, 200)]
     assert rank_lateness(parts) == rank_lateness(job(1, slow=1, steps=300))
 
 
 def test_a_clock_that_is_set_during_the_run() -> None:
     times = job(1, hosts=2, steps=300)
-    jumped = tuple(ns + 10**10 * (index > 295) for index, ns in enumerate(times[3].created_ns))
-    assert not warning(rank_lateness([*times[:3], replace(times[3], created_ns=jumped)]))
+    times[3].ns.update({number: ns + 10**10 for number, ns in times[3].part(296, 300).ns.items()})
+    assert not warning(rank_lateness(times))
 
 
-@pytest.mark.parametrize("times", [[], job(1)[:1], [replace(each, created_ns=()) for each in job(1)]], ids=range(3))
-def test_nothing_is_known(times: list[CollectiveTimes]) -> None:
+@pytest.mark.parametrize("times", [[], job(1)[:1]], ids=range(2))
+def test_nothing_is_known(times: list[Calls]) -> None:
     assert rank_lateness(times) == ()
     assert not warning(())
-
-
-def test_a_record_of_times_can_be_sent() -> None:
-    times = job(1)[0]
-    assert decode(encode(times), (CollectiveTimes,)) == times
 
 
 def test_the_table() -> None:

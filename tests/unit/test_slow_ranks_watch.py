@@ -14,22 +14,22 @@ from unittest.mock import Mock
 import pytest
 
 from ddplaunch.config import LaunchConfig, TimeoutConfig
-from ddplaunch.features.hangs.records import CollectiveTimes
 from ddplaunch.features.slow_ranks import launcher as slow_ranks_watch
 from ddplaunch.features.slow_ranks.launcher import SlowRanksWatch, reason
 from ddplaunch.features.slow_ranks.records import (
     MAX_SENT,
     CollectivesSampled,
+    CollectiveTimes,
     RankLoad,
     SampleCollectives,
     pack,
-    unpack,
 )
 from ddplaunch.protocol.launcher_agent import OrderToNodes
+from ddplaunch.protocol.wire import decode, encode
 from tests.support import golden
 from tests.support.watches import run_services
 from tests.unit.test_member import CONFIG
-from tests.unit.test_slow_ranks import job
+from tests.unit.test_slow_ranks import Calls, job
 
 FIRST_S, PERIOD_S = slow_ranks_watch._FIRST_S, slow_ranks_watch._PERIOD_S
 LOADS = [RankLoad(rank=rank, window_s=60, cpu_s=30, io_bytes=1 << 20, run_queue_wait_s=1) for rank in range(4)]
@@ -63,7 +63,7 @@ class Job:
     def answer(
         self,
         order: SampleCollectives,
-        times: Sequence[CollectiveTimes],
+        times: Sequence[Calls],
         nodes: Sequence[int] = (0, 1),
         cost_s: float = 0.1,
     ) -> None:
@@ -72,24 +72,22 @@ class Job:
                 clock_ns = time.monotonic_ns() + int(self.ahead_s[node] * 1e9)
                 read = CollectivesSampled(order.attempt, order.number, f"gpu{node}", clock_ns=clock_ns)
                 self.watch.on_report(node, (0, 1), read)
-            packed = tuple(pack(each) for each in times if each.host == f"gpu{node}")
+            packed = tuple(pack(each.rank, "0", each.ns) for each in times if each.host == f"gpu{node}")
             loads = tuple(load for load in self.loads if load.rank // 2 == node)
             record = CollectivesSampled(order.attempt, order.number, f"gpu{node}", packed, loads, cost_s)
             self.watch.on_report(node, (0, 1), record)
         if len(nodes) == 2:
             self.judged.get(timeout=30)()
 
-    def sample(self, times: Sequence[CollectiveTimes]) -> SampleCollectives:
+    def sample(self, times: Sequence[Calls]) -> SampleCollectives:
         order = self.ask()
         assert order
         self.answer(order, times)
         return order
 
 
-def part(times: Sequence[CollectiveTimes], start: int, end: int) -> list[CollectiveTimes]:
-    return [
-        replace(each, first_number=each.first_number + start, created_ns=each.created_ns[start:end]) for each in times
-    ]
+def part(times: Sequence[Calls], after: int, last: int) -> list[Calls]:
+    return [each.part(after, last) for each in times]
 
 
 def test_once_a_rank_of_any_node_is_debugged_nobody_is_called_slow() -> None:
@@ -229,18 +227,19 @@ def test_where_each_node_has_a_launcher_the_order_is_for_all_nodes() -> None:
 
 
 def test_packed_times_are_those_of_the_worker_to_the_microsecond() -> None:
-    times = CollectiveTimes(3, "gpu0", "0", 7, (0, 5_000_000_123, 5_000_002_123, 0, 6_000_000_999, 5_999_999_000))
-    packed = pack(times)
-    assert packed.gaps_us == "-,0,2,-,999998,0"
-    found = unpack(packed, "gpu0")
-    assert (found.rank, found.host, found.group, found.first_number) == (3, "gpu0", "0", 7)
-    for own, sent in zip(found.created_ns, times.created_ns, strict=True):
-        assert abs(own - sent) < 2_000_000 if sent == 5_999_999_000 else abs(own - sent) < 1000
+    calls = {7: 0, 8: 5_000_000_123, 9: 5_000_002_123, 11: 6_000_000_999, 12: 5_999_999_000}
+    packed = pack(3, "0", calls)
+    assert (packed.rank, packed.group, packed.first_number, packed.gaps_us) == (3, "0", 7, "-,0,2,-,999998,0")
+    found = dict(packed.calls())
+    assert [*found] == [8, 9, 11, 12]
+    assert all(abs(ns - calls[number]) < (2_000_000 if number == 12 else 1000) for number, ns in found.items())
 
 
 def test_a_sample_is_small() -> None:
-    (first, *_) = job(1, steps=MAX_SENT)
-    assert len(pack(first).gaps_us) < 8 * MAX_SENT
+    (first, *_) = job(1, steps=MAX_SENT + 100)
+    packed = pack(0, "0", first.ns)
+    assert (packed.first_number, len(packed.gaps_us) < 8 * MAX_SENT) == (101, True)
+    assert decode(encode(packed), (CollectiveTimes,)) == packed
 
 
 def test_the_reason() -> None:

@@ -1,7 +1,7 @@
 """Measures for how long the workers of this node have done nothing, and examines them when the launcher asks.
 
-Runs in the agent, main thread only; pump threads post OutputResumed, and a sampling thread posts WorkersSampled. Must
-not decide that the job hangs: the launcher decides, from the reports of all nodes.
+Runs in the agent, main thread only; pump threads post OutputResumed, and a thread takes the samples. Must not decide
+that the job hangs: the launcher decides, from the reports of all nodes.
 
 Cost: two samples a minute, which take a worker 0.1 ms, while workers that have a process group write output. After
 ``_FIRST_SAMPLE_S`` without any, one more. What samples need is imported after ``_LOAD_S``: a short run does without it,
@@ -11,12 +11,12 @@ and a file system that hangs later has no effect.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import stack_dump
 from ddplaunch.threads import begin, post_from_thread
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ddplaunch.agent.events import Wait
     from ddplaunch.agent.parts import NodeServices
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.features.hangs.evidence import Sample  # noqa: TC004 - the types of an event are not looked up.
+    from ddplaunch.features.hangs.evidence import Sample
     from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.hangs.rank_state import RankState
-    from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence  # noqa: TC004 - see Sample.
+    from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
 
 _SUSPENDED_S = 2.0
 """If a timer fires this much too late, this process was suspended meanwhile."""
@@ -49,18 +49,6 @@ _NODE_S = 6.0
 _STOP_EXAMINATION_S, _STOP_NODE_S, _STOP_ANSWER_S = 0.5, 0.4, 0.15
 """How long a stop waits for the examination, and that for NCCL and the GPUs, and for a worker's answer to each of two
 questions."""
-
-
-@dataclass(frozen=True)
-class WorkersSampled:
-    """Event: a thread has sampled the workers of ``attempt``: ``samples`` by local rank, of those that ran.
-
-    ``node`` is None if only the workers were sampled.
-    """
-
-    attempt: int
-    samples: dict[int, Sample]
-    node: NodeEvidence | None = None
 
 
 class ActivityWatch:
@@ -156,9 +144,7 @@ class ActivityWatch:
             self._answer([ExamineWorkers(self._group.attempt, 0)], taken_before, self._node)
         self._is_finished = True
 
-    def handle_event(
-        self, event: OutputResumed | WorkersSampled | ExamineWorkers | AbortHungAttempt
-    ) -> AttemptFailure | None:
+    def handle_event(self, event: OutputResumed | ExamineWorkers | AbortHungAttempt) -> AttemptFailure | None:
         """Handle an event; returns the attempt's failure if the job hangs.
 
         Events of an earlier attempt, and all events after ``end``, are ignored.
@@ -173,8 +159,6 @@ class ActivityWatch:
             case ExamineWorkers():
                 self._asked.append(event)
                 self._begin_examination()
-            case WorkersSampled():
-                self._on_sampled(event)
             case OutputResumed():
                 self._on_active()
         return None
@@ -237,28 +221,31 @@ class ActivityWatch:
         if self._is_sampling:
             return
         self._is_sampling, self._is_sampling_all = True, reads_all
-        pids, earlier, attempt = self._group.pids_by_local_rank(), self._samples, self._group.attempt
+        pids, earlier = self._group.pids_by_local_rank(), self._samples
         node_s, answer_s = (_STOP_NODE_S, _STOP_ANSWER_S) if self._is_stopping else (_NODE_S, ANSWER_S)
 
-        def sampled() -> WorkersSampled:
+        def sampled() -> Callable[[], None]:
             from ddplaunch.features.hangs import evidence
 
             node = begin("node", lambda: self._node_evidence(node_s) if reads_all else None, None)
             samples = evidence.take_samples(self._examiner, pids, earlier, reads_all=reads_all, answer_s=answer_s)
-            return WorkersSampled(attempt, samples, node(time.monotonic() + node_s))
+            return partial(self._on_sampled, samples, node(time.monotonic() + node_s))
 
         # Without room for a thread it is as if nothing were known of the workers.
-        post_from_thread("sampler", sampled, self._post, WorkersSampled(attempt, {}))
+        post_from_thread("sampler", sampled, self._post, lambda: self._on_sampled({}, None))
 
-    def _on_sampled(self, event: WorkersSampled) -> None:
+    def _on_sampled(self, samples: dict[int, Sample], node: NodeEvidence | None) -> None:
+        """The workers that ran are sampled, by local rank. ``node`` is None if only they were."""
+        if self._is_finished:
+            return
         self._is_sampling = False
-        previous, self._samples, self._node = self._samples, event.samples, event.node
+        previous, self._samples, self._node = self._samples, samples, node
         now = time.monotonic()
         self._sampled_at = now
         earlier = self._move_clocks(now, previous)
         self._move_collective_clock(now, previous)
         if self._is_sampling_all:
-            self._answer(self._examining, earlier, event.node)
+            self._answer(self._examining, earlier, node)
             self._examining = []
         quiet_s, still_s = self._quiet_and_still_s(now)
         if quiet_s >= self._first_sample_s:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.hangs import examiner, node_evidence
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, WorkersSampled
+from ddplaunch.features.hangs.activity_watch import ActivityWatch
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkersExamined
 from ddplaunch.mailbox import NEVER
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.system.unix_socket import Connection
 
-_EVENTS = (OutputResumed, WorkersSampled, ExamineWorkers, AbortHungAttempt)
+_EVENTS = (OutputResumed, ExamineWorkers, AbortHungAttempt)
 
 
 class HangPart(Part):

@@ -226,16 +226,11 @@ _MAX_CALLS = 16
 """Newest calls that are sent: all workers of a large job fail together."""
 
 
-@dataclass(frozen=True)
-class WorkersAsked:
-    """Event, which ends a wait: a thread has asked the workers of a failed attempt."""
-
-
 class FailureEvidence:
     """Evidence of one attempt, which ends because of a failure, or because another node is lost."""
 
-    def __init__(self, group: WorkerGroup, examiner: Examiner, post: Callable[[object], None]) -> None:
-        """``examiner`` asks the workers of ``group``; ``post`` posts an event to this agent, from any thread."""
+    def __init__(self, group: WorkerGroup, examiner: Examiner, post: Callable[[Callable[[], object]], None]) -> None:
+        """``examiner`` asks the workers of ``group``; ``post`` has the main thread call a function."""
         self._group, self._examiner, self._post = group, examiner, post
         self._answers: dict[int, Answer] = {}
         self._thread: threading.Thread | None = None
@@ -256,8 +251,7 @@ class FailureEvidence:
             # What a worker answers while it is being stopped also counts; the end of a worker ends its answer.
             by_pid = self._examiner.ask(pids.values(), worker_records.RECORD, max(limit_s, _TIMED_OUT_S))
             self._answers = {local_rank: by_pid[pid] for local_rank, pid in pids.items() if pid in by_pid}
-            has_asked.set()
-            self._post(WorkersAsked())
+            self._post(has_asked.set)
 
         try:
             self._thread = in_thread("failure", ask)

@@ -23,9 +23,7 @@ from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.records import (
     MAX_CALLS,
     MAX_GROUPS,
-    MAX_TIMES,
     CollectiveCall,
-    CollectiveTimes,
     FlightRecord,
     ProcessGroup,
 )
@@ -81,10 +79,11 @@ def with_failed_call(record: FlightRecord, group: str) -> FlightRecord:
     return replace(record, calls=tuple(replace(call, is_done=call is not newest) for call in record.calls))
 
 
-def parse_times(dump: bytes, rank: int, host: str, newest: int = MAX_TIMES) -> tuple[CollectiveTimes, ...]:
+def parse_times(dump: bytes, newest: int) -> dict[str, dict[int, int]]:
     """When the worker called collectives in which all ranks wait for each other; for ``slow_ranks``.
 
-    Only the ``newest`` entries are read.
+    Of each process group the time of each call by its number, in nanoseconds since the epoch; 0: unknown. Only the
+    ``newest`` entries are read.
 
     Raises:
         ValueError: as ``parse``.
@@ -97,7 +96,7 @@ def parse_times(dump: bytes, rank: int, host: str, newest: int = MAX_TIMES) -> t
                 number = _integer(entry["collective_seq_id"], _MAX_NUMBER)
                 created_ns = _integer(entry.get("time_created_ns") or 0, _MAX_TIME)
                 by_group[_text(entry["process_group"][0])][number] = created_ns
-    return tuple(_times(rank, host, group, created) for group, created in list(by_group.items())[:MAX_GROUPS])
+    return dict(list(by_group.items())[:MAX_GROUPS])
 
 
 def _created_ns(call: CollectiveCall) -> int:
@@ -135,12 +134,6 @@ def _parsed(document: dict[str, Any], groups: Mapping[str, tuple[str, Sequence[i
     kept = _kept(calls)
     is_complete = len(kept) == len(calls) and (not entries or entries[0]["record_id"] == 0)
     return FlightRecord(groups=_groups(entries, groups, kept), calls=tuple(kept), is_complete=is_complete)
-
-
-def _times(rank: int, host: str, group: str, created: dict[int, int]) -> CollectiveTimes:
-    last = max(created)
-    first = max(min(created), last - MAX_TIMES + 1)
-    return CollectiveTimes(rank, host, group, first, tuple(created.get(number, 0) for number in range(first, last + 1)))
 
 
 @contextlib.contextmanager

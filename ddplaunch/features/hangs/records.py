@@ -180,29 +180,6 @@ class NodeEvidence:
     gpus_missing: OneLine = ""
 
 
-MAX_TIMES = 20_000
-"""Calls in one ``CollectiveTimes``: as many as the largest flight record that is usual."""
-
-
-@dataclass(frozen=True)
-class CollectiveTimes:
-    """When a rank called consecutive collectives of one process group.
-
-    Attributes:
-        host: ranks of one host share a clock.
-        group: name of the process group.
-        first_number: number of the first call.
-        created_ns: time of each call by the clock of the host, nanoseconds since the epoch; 0 for a call that does not
-            count, such as a broadcast, in which not all ranks wait for each other.
-    """
-
-    rank: Count
-    host: OneLine
-    group: OneLine
-    first_number: Count
-    created_ns: Annotated[tuple[Nanoseconds, ...], at_most(MAX_TIMES)]
-
-
 @dataclass(frozen=True)
 class ExamineWorkers(Order):
     """Launcher to agent: find out what the workers of ``attempt`` do; answered by WorkersExamined ``number``.

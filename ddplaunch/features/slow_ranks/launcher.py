@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleCollectives, unpack
+from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleCollectives
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Question, Watch
 from ddplaunch.mailbox import NEVER
@@ -36,7 +36,7 @@ _PERIOD_PER_COST = 400.0
 """The next sample follows after so many times what the last has cost in a worker: at most 0.25 % of its time."""
 
 _ANSWER_S = 15.0
-_MIN_WINDOWS = 2
+_MIN_SAMPLES = 2
 """Samples before a judgement: one alone may fall into a few slow seconds."""
 
 _CPU_WAIT, _CPU_USE = 0.05, 0.05
@@ -111,7 +111,7 @@ class SlowRanksWatch(Watch):
         from ddplaunch.features.slow_ranks.slow_ranks import LatenessCounts
 
         self._total = self._total or LatenessCounts()
-        self._recent, self._recent_hosts = LatenessCounts(), LatenessCounts(of_hosts=True)
+        self._recent, self._recent_hosts = LatenessCounts(), LatenessCounts()
 
     def run_due(self, now: float) -> float:
         """Ask the nodes if it is time. Returns when to call again."""
@@ -134,8 +134,7 @@ class SlowRanksWatch(Watch):
         newest = dict(self._newest)
 
         def run() -> Callable[[], None]:
-            times = [unpack(each, answer.host) for answer in sample.answers for each in answer.times]
-            return partial(self._judge, sample, slow_ranks.window(times, newest, sample.clocks))
+            return partial(self._judge, sample, slow_ranks.window(sample.answers, newest, sample.clocks))
 
         # Without room for a thread the sample does not count, and the job goes on.
         post_from_thread("slow ranks", run, self._post, otherwise=lambda: None)
@@ -147,17 +146,17 @@ class SlowRanksWatch(Watch):
         from ddplaunch.features.slow_ranks import slow_ranks
 
         if self._total:
-            self._total.add(window)
+            self._total.add(window.ranks)
         if sample.attempt != self._attempt or sample.number != self._number:
             return
         self._newest.update(window.newest)
-        self._recent.add(window)
-        self._recent_hosts.add(window)
+        self._recent.add(window.ranks)
+        self._recent_hosts.add(window.hosts)
         lateness, hosts = self._recent.lateness(), self._recent_hosts.lateness()
         slow, slow_host = slow_ranks.suspect(lateness), slow_ranks.suspect(hosts)
         suspect = slow or slow_host
         self._suspects = (suspect.rank,) if suspect else ()
-        if self._recent.windows >= _MIN_WINDOWS and slow_ranks.is_enough(lateness):
+        if self._recent.samples >= _MIN_SAMPLES and slow_ranks.is_enough(lateness):
             self._forget()
             if slow:
                 self._warn(slow.rank, slow_ranks.warning(lateness, reason(slow.rank, self._loads)))

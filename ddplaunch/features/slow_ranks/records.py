@@ -9,13 +9,13 @@ import re
 from typing import TYPE_CHECKING, Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
-from ddplaunch.features.hangs.records import MAX_GROUPS, CollectiveTimes
+from ddplaunch.features.hangs.records import MAX_GROUPS
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, Nanoseconds, OneLine, Seconds, Size, at_most
 from ddplaunch.protocol.launcher_agent import OfRanks, Order, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 MAX_SENT = 1000
 """Calls of one worker in a sample, of all its process groups together."""
@@ -30,10 +30,12 @@ Gaps = Annotated[str, Limit(f"up to {MAX_SENT} numbers", lambda text: bool(_GAPS
 
 
 @dataclass(frozen=True)
-class PackedTimes:
-    """A ``CollectiveTimes``, without the host.
+class CollectiveTimes:
+    """When a rank called consecutive collectives of one process group, to the microsecond.
 
     Attributes:
+        group: name of the process group.
+        first_number: number of the first call.
         first_ns: time of the first call that counts, nanoseconds since the epoch by the clock of the host.
         gaps_us: for each call the microseconds since the last call that counts, separated by commas; or ``NO_TIME``.
     """
@@ -44,30 +46,35 @@ class PackedTimes:
     first_ns: Nanoseconds
     gaps_us: Gaps
 
+    def calls(self) -> Iterator[tuple[int, int]]:
+        """Number of each call that counts, and its time in nanoseconds."""
+        now = self.first_ns
+        for number, gap in enumerate(self.gaps_us.split(","), self.first_number):
+            if gap != NO_TIME:
+                now += int(gap) * 1000
+                yield number, now
 
-def pack(times: CollectiveTimes) -> PackedTimes:
-    """``times`` to the microsecond. It has at least one call, and at most ``MAX_SENT``."""
-    first_ns = next((ns for ns in times.created_ns if ns > 0), 0)
-    return PackedTimes(times.rank, times.group, times.first_number, first_ns, ",".join(_gaps(times, first_ns)))
+
+def pack(rank: int, group: str, calls: Mapping[int, int]) -> CollectiveTimes:
+    """``calls``: the time of at least one call, in nanoseconds by its number; the newest ``MAX_SENT`` numbers are kept.
+
+    A call that is missing, or whose time is 0, does not count.
+    """
+    last = max(calls)
+    first = max(min(calls), last - MAX_SENT + 1)
+    created = [calls.get(number, 0) for number in range(first, last + 1)]
+    first_ns = next((ns for ns in created if ns > 0), 0)
+    return CollectiveTimes(rank, group, first, first_ns, ",".join(_gaps(created, first_ns)))
 
 
-def _gaps(times: CollectiveTimes, last_ns: int) -> Iterator[str]:
-    for ns in times.created_ns:
+def _gaps(created: Iterable[int], last_ns: int) -> Iterator[str]:
+    for ns in created:
         if ns <= 0:
             yield NO_TIME
             continue
         gap_us = max(0, ns - last_ns) // 1000  # Negative where the clock was set back.
         last_ns += gap_us * 1000  # Not ns: the rounding would add up.
         yield str(gap_us)
-
-
-def unpack(packed: PackedTimes, host: str) -> CollectiveTimes:
-    """The times that were packed; ``host`` is that of the node that sent them."""
-    created, now = [], packed.first_ns
-    for gap in packed.gaps_us.split(","):
-        now += 0 if gap == NO_TIME else int(gap) * 1000
-        created.append(0 if gap == NO_TIME else now)
-    return CollectiveTimes(packed.rank, host, packed.group, packed.first_number, tuple(created))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +112,7 @@ class CollectivesSampled(Report, OfRanks):
     attempt: Count
     number: Count
     host: OneLine
-    times: Annotated[tuple[PackedTimes, ...], at_most(MAX_SLOTS_PER_HOST * MAX_GROUPS)] = ()
+    times: Annotated[tuple[CollectiveTimes, ...], at_most(MAX_SLOTS_PER_HOST * MAX_GROUPS)] = ()
     loads: Annotated[tuple[RankLoad, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
     cost_s: Seconds = 0.0
     clock_ns: Nanoseconds = 0

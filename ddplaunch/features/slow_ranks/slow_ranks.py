@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
@@ -25,7 +24,7 @@ from ddplaunch.text import median, quote, ranks, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from ddplaunch.features.hangs.records import CollectiveTimes
+    from ddplaunch.features.slow_ranks.records import CollectivesSampled
 
 MIN_COLLECTIVES = 200
 MIN_DELAYED = 100
@@ -51,23 +50,68 @@ _LEAST_SPREAD = 0.2
 Arrivals = dict[int, float]
 """Time in seconds at which each rank called one collective."""
 
+_Key = tuple[int, str]
+"""A rank and its host; of a host its lowest rank."""
+
 ClockLimits = tuple[int, int]
 """How far a host's clock is ahead of the launcher's: at least and at most, in nanoseconds."""
 
 
-@dataclass(frozen=True)
-class RankCounts:
-    """How late one rank called the collectives of a window. ``collectives`` to ``cost_s`` as in ``RankLateness``.
+class LatenessCounts:
+    """How late the ranks, or the hosts, called the collectives of the samples that are added up here."""
 
-    Attributes:
-        behind_s: seconds that it was behind the middle of all ranks, for each collective in which it was the last.
-        cost_s: seconds for which the job waited for this rank only.
-    """
+    def __init__(self) -> None:
+        self.samples = 0
+        self.duration_s = 0.0
+        """Between the first and the last call of each sample."""
+        self._seen: Counter[_Key] = Counter()
+        self._delayed: Counter[_Key] = Counter()
+        self._last: Counter[_Key] = Counter()
+        self._cost_s: defaultdict[_Key, float] = defaultdict(float)
+        self._behind_s: defaultdict[_Key, deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_BEHIND))
 
-    collectives: int
-    delayed: int
-    behind_s: tuple[float, ...]
-    cost_s: float
+    def count(self, arrivals: list[Arrivals], waiting: list[Arrivals], hosts: Mapping[int, str]) -> None:
+        """Add all calls of a process group; ``waiting`` are those in which ranks wait for each other."""
+        keys = {rank: (rank, hosts[rank]) for rank in sorted(arrivals[0])} if arrivals else {}
+        for key in keys.values():
+            self._seen[key] += len(arrivals)
+            self._delayed[key] += len(waiting)
+        for at in waiting:
+            last = max(at, key=lambda rank: at[rank])
+            behind_s = at[last] - median(at.values())
+            if behind_s > 0:
+                self._last[keys[last]] += 1
+                self._behind_s[keys[last]].append(behind_s)
+        for rank, cost_s in _costs(arrivals):
+            self._cost_s[keys[rank]] += cost_s
+
+    def add(self, sample: LatenessCounts) -> None:
+        """Add what another sample shows."""
+        self.samples += sample.samples
+        self.duration_s += sample.duration_s
+        self._seen.update(sample._seen)
+        self._delayed.update(sample._delayed)
+        self._last.update(sample._last)
+        for key, cost_s in sample._cost_s.items():
+            self._cost_s[key] += cost_s
+        for key, behind_s in sample._behind_s.items():
+            self._behind_s[key].extend(behind_s)
+
+    def lateness(self) -> tuple[RankLateness, ...]:
+        """The lateness of each rank, the most expensive first; of at least two ranks, or empty."""
+        return tuple(sorted(map(self._lateness, self._seen), key=lambda each: -each.cost_share))
+
+    def _lateness(self, key: _Key) -> RankLateness:
+        behind_s = sorted(self._behind_s[key]) or [0.0]
+        return RankLateness(
+            *key,
+            collectives=self._seen[key],
+            delayed=self._delayed[key],
+            last=self._last[key],
+            median_s=median(behind_s),
+            p95_s=behind_s[int(0.95 * (len(behind_s) - 1))],
+            cost_share=min(self._cost_s[key] / self.duration_s, 1.0) if self.duration_s else 0.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -75,123 +119,41 @@ class Window:
     """What the times of one sample show.
 
     Attributes:
-        ranks: by rank and host.
-        hosts: the same of hosts with several ranks, if there are several hosts, by their lowest rank and name.
-        duration_s: seconds between its first and its last call.
+        ranks: the lateness of the ranks.
+        hosts: that of hosts, each under its lowest rank, if there are several, one of them with several ranks.
         newest: of each process group, the number of the newest collective that all ranks have called.
     """
 
-    ranks: dict[tuple[int, str], RankCounts]
-    hosts: dict[tuple[int, str], RankCounts]
-    duration_s: float
+    ranks: LatenessCounts
+    hosts: LatenessCounts
     newest: dict[str, int]
 
 
 def window(
-    times: Iterable[CollectiveTimes],
+    answers: Iterable[CollectivesSampled],
     after: Mapping[str, int] | None = None,
     clocks: Mapping[str, ClockLimits] | None = None,
 ) -> Window:
-    """What ``times`` show; of each process group only what comes ``after`` a number, unless it counts from 1 again.
+    """What the nodes' answers to one question show.
 
-    ``clocks``: what is known of the clocks of the hosts.
+    Of each process group only what comes ``after`` a number counts, unless the group counts from 1 again. ``clocks``:
+    what is known of the clocks of the hosts.
     """
-    times = list(times)
-    groups = {group: by_rank for group, by_rank in _by_group(times).items() if len(by_rank) > 1}
+    hosts, groups = _hosts_and_groups(answers)
     newest = {group: max(numbers) for group, by_rank in groups.items() if (numbers := _common_numbers(by_rank))}
     known = {group: number for group, number in (after or {}).items() if number <= newest.get(group, 0)}
-    hosts = {each.rank: each.host for each in times}
-    of_ranks, of_hosts, duration_s = _Tally(), _Tally(), 0.0
+    found = Window(LatenessCounts(), LatenessCounts(), newest)
+    duration_s = 0.0
     for group in newest:
         arrivals = _on_one_clock(_common(groups[group], known.get(group, 0)), hosts, clocks or {})
         duration_s = max(duration_s, _duration_s(arrivals))
         waiting = _with_waiting(arrivals)
-        of_ranks.add(arrivals, waiting)
+        found.ranks.count(arrivals, waiting, hosts)
         if _are_comparable(groups[group], hosts):
-            of_hosts.add(_by_host(arrivals, hosts), _by_host(waiting, hosts))
-    return Window(of_ranks.counts(hosts), of_hosts.counts(hosts), duration_s, newest)
-
-
-class _Tally:
-    """Adds up process groups."""
-
-    def __init__(self) -> None:
-        self._behind_s: defaultdict[int, list[float]] = defaultdict(list)
-        self._seen: defaultdict[int, int] = defaultdict(int)
-        self._delayed: defaultdict[int, int] = defaultdict(int)
-        self._cost_s: defaultdict[int, float] = defaultdict(float)
-
-    def add(self, arrivals: list[Arrivals], waiting: list[Arrivals]) -> None:
-        """Add all calls of a group; ``waiting`` are those in which ranks wait for each other."""
-        for at in waiting:
-            last = max(at, key=lambda rank: at[rank])
-            behind_s = at[last] - median(at.values())
-            if behind_s > 0:
-                self._behind_s[last].append(behind_s)
-            for rank in at:
-                self._delayed[rank] += 1
-        for rank in arrivals[0] if arrivals else ():
-            self._seen[rank] += len(arrivals)
-        for rank, cost_s in _costs(arrivals):
-            self._cost_s[rank] += cost_s
-
-    def counts(self, hosts: Mapping[int, str]) -> dict[tuple[int, str], RankCounts]:
-        """The counts by rank and host."""
-        return {
-            (rank, hosts[rank]): RankCounts(
-                self._seen[rank], self._delayed[rank], tuple(self._behind_s[rank]), self._cost_s[rank]
-            )
-            for rank in sorted(self._delayed)
-        }
-
-
-class LatenessCounts:
-    """Adds up windows: their ranks, or their hosts."""
-
-    def __init__(self, *, of_hosts: bool = False) -> None:
-        self.windows = 0
-        self._of_hosts = of_hosts
-        self._duration_s = 0.0
-        self._counts: dict[tuple[int, str], RankLateness] = {}
-        self._cost_s: defaultdict[tuple[int, str], float] = defaultdict(float)
-        self._behind_s: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_BEHIND))
-
-    def add(self, window: Window) -> None:
-        """Add one window."""
-        self.windows += 1
-        self._duration_s += window.duration_s
-        for key, counts in (window.hosts if self._of_hosts else window.ranks).items():
-            before = self._counts.get(key, RankLateness(*key))
-            self._cost_s[key] += counts.cost_s
-            self._behind_s[key].extend(counts.behind_s)
-            self._counts[key] = replace(
-                before,
-                collectives=before.collectives + counts.collectives,
-                delayed=before.delayed + counts.delayed,
-                last=before.last + len(counts.behind_s),
-            )
-
-    def lateness(self) -> tuple[RankLateness, ...]:
-        """The lateness of each rank, the most expensive first; of at least two ranks, or empty."""
-        return tuple(sorted(map(self._lateness, self._counts), key=lambda each: -each.cost_share))
-
-    def _lateness(self, key: tuple[int, str]) -> RankLateness:
-        ordered = sorted(self._behind_s[key]) or [0.0]
-        return replace(
-            self._counts[key],
-            median_s=median(ordered),
-            p95_s=ordered[int(0.95 * (len(ordered) - 1))],
-            cost_share=min(self._cost_s[key] / self._duration_s, 1.0) if self._duration_s else 0.0,
-        )
-
-
-def rank_lateness(
-    times: Iterable[CollectiveTimes], clocks: Mapping[str, ClockLimits] | None = None, *, of_hosts: bool = False
-) -> tuple[RankLateness, ...]:
-    """The lateness of each rank or host, the most expensive first; of at least two, or empty."""
-    counts = LatenessCounts(of_hosts=of_hosts)
-    counts.add(window(times, clocks=clocks))
-    return counts.lateness()
+            found.hosts.count(_by_host(arrivals, hosts), _by_host(waiting, hosts), hosts)
+    for counts in (found.ranks, found.hosts):
+        counts.samples, counts.duration_s = 1, duration_s
+    return found
 
 
 def is_enough(lateness: Sequence[RankLateness]) -> bool:
@@ -255,13 +217,17 @@ def _milliseconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.1f} ms"
 
 
-def _by_group(times: Iterable[CollectiveTimes]) -> dict[str, dict[int, dict[int, int]]]:
-    """Of each process group: the times of each rank by number."""
+def _hosts_and_groups(
+    answers: Iterable[CollectivesSampled],
+) -> tuple[dict[int, str], dict[str, dict[int, dict[int, int]]]]:
+    """The host of each rank; and of each process group with several ranks, the times of each rank by number."""
+    hosts: dict[int, str] = {}
     groups: defaultdict[str, dict[int, dict[int, int]]] = defaultdict(dict)
-    for each in times:
-        created = groups[each.group].setdefault(each.rank, {})
-        created.update({number: ns for number, ns in enumerate(each.created_ns, each.first_number) if ns > 0})
-    return groups
+    for answer in answers:
+        for each in answer.times:
+            hosts[each.rank] = answer.host
+            groups[each.group].setdefault(each.rank, {}).update(each.calls())
+    return hosts, {group: by_rank for group, by_rank in groups.items() if len(by_rank) > 1}
 
 
 def _common_numbers(by_rank: dict[int, dict[int, int]]) -> set[int]:
