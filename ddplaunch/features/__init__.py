@@ -46,12 +46,14 @@ class Feature(NamedTuple):
         before_run: first a module that looks at a run before anything starts; then the settings, as attributes of
             LaunchConfig, one of which a run must have for that: otherwise it is not imported. It may have
             ``prepare(config, stdout_fd)``, see ``prepared``, and ``for_agent(config)``, see ``texts``.
+        only: a setting, as an attribute of LaunchConfig: the launcher of a run without it has no part of the feature.
     """
 
     name: str
     modules: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     before_run: tuple[str, ...] = ()
+    only: str = ""
 
 
 FEATURES = (
@@ -64,12 +66,12 @@ FEATURES = (
     Feature("health", ("launcher", "agent", "records"), needs=("gpus",), before_run=("node_memory", "hosts")),
     Feature("hangs", ("launcher", "agent", "worker", "plan", "records"), needs=("gpus", "ps")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
-    Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("options", "workers.debug_on_error")),
-    Feature("faults", ("launcher", "agent", "records"), before_run=("fault_spec", "injections")),
+    Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("launcher", "workers.debug_on_error")),
+    Feature("faults", ("launcher", "agent", "records"), before_run=("fault_spec", "injections"), only="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "usage")),
-    Feature("metrics", ("launcher",), needs=("usage",), before_run=("metrics", "output.metrics_file")),
-    Feature("slurm", ("launcher",), before_run=("requeue", "slurm_job")),
-    Feature("on_exit", ("launcher",)),
+    Feature("metrics", ("launcher",), ("usage",), ("metrics", "output.metrics_file"), only="output.metrics_file"),
+    Feature("slurm", ("launcher",), before_run=("requeue", "slurm_job"), only="slurm_job"),
+    Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher",)),
     Feature("keep_runs", ("launcher", "agent")),
     Feature("plan", needs=("faults",)),
@@ -104,6 +106,13 @@ def declared(name: str) -> dict[str, str]:
 def loaded(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
     return map(import_module, paths(module))
+
+
+def watching(config: object) -> Iterator[Any]:
+    """The modules ``launcher`` of the features that have a part in a run with this configuration, in their order."""
+    for each in FEATURES:
+        if "launcher" in each.modules and (not each.only or attrgetter(each.only)(config)):
+            yield import_module(f"{__name__}.{each.name}.launcher")
 
 
 def paths(module: str) -> tuple[str, ...]:

@@ -190,7 +190,7 @@ class Watches:
     def __init__(self, run: RunServices) -> None:
         self._run = run
         self.all: tuple[Watch, ...] = tuple(
-            watch for module in features.loaded("launcher") for watch in module.watches(run)
+            watch for module in features.watching(run.config) for watch in module.watches(run)
         )
 
     def on_output(self, write: WriteOutput) -> WriteOutput:

@@ -23,5 +23,5 @@ def run_services(
     post: Callable[[object], None] = ignore,
 ) -> RunServices:
     """``send`` gets what goes to all nodes of the launcher, ``show`` the messages, ``post`` the events of threads."""
-    parts: Any = SimpleNamespace(send=send, show=show, note=ignore)
+    parts: Any = SimpleNamespace(send=send, show=show, note=ignore, drain=ignore)
     return RunServices(config, "job7", parts, parts, parts, parts, parts, ignore, lambda: folder, post)

@@ -21,6 +21,7 @@ from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed
 from tests.support import golden
+from tests.support.watches import ignore
 
 
 class FakeTerminal:
@@ -96,7 +97,7 @@ class Job:
         self.said: list[str] = []
         self.console, self.shutdown = FakeConsole(), FakeShutdown()
         config = LaunchConfig(script="x.py")
-        self.debugging = Debugging(config, self, self.shutdown, self.console, lambda call: call())  # type: ignore[arg-type]
+        self.debugging = Debugging(config, self, self.shutdown, self.console, lambda call: call(), ignore)  # type: ignore[arg-type]
         self.start("0", "3")
 
     def opened(self, *arguments: Any) -> FakeTerminal:

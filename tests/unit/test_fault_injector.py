@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.features.faults.fault_spec import parse
-from ddplaunch.features.faults.injector import Fault, describe_effect, with_line_search
+from ddplaunch.features.faults.launcher import Fault, describe_effect, with_line_search
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
 from tests.support import golden

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError, Level
-from ddplaunch.features.on_exit import on_exit
+from ddplaunch.features.on_exit import launcher as on_exit
+from ddplaunch.launcher.watches import RunEnd
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from tests.support.configs import rendezvous_config
 from tests.support.runs import run
+from tests.support.watches import run_services
 
 FAILED = RunResult("job7", 84, "failed", 61.7, (AttemptResult(0, "failed", (), 60.0, reason="gpu3 is lost\x1b"),))
 
 
-def messages(command: str | None, node_rank: int | None = None, interrupted: bool = False) -> list[tuple[str, int]]:
+def messages(command: str, node_rank: int | None = None, interrupted: bool = False) -> list[tuple[str, int]]:
     shown: list[tuple[str, int]] = []
-    rendezvous = None if node_rank is None else SimpleNamespace(node_index=node_rank)
-    config: Any = SimpleNamespace(on_exit=command, rendezvous=rendezvous)
-    on_exit.run(config, FAILED, None, lambda *message: shown.append(message), lambda: interrupted)
+    meets = None if node_rank is None else rendezvous_config(node_index=node_rank)
+    config = LaunchConfig(script="x.py", on_exit=command, rendezvous=meets)
+    for watch in on_exit.watches(run_services(config, show=lambda *message: shown.append(message))):
+        watch.finish(RunEnd(FAILED, None, {}, lambda: interrupted))
     return shown
 
 

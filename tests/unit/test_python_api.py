@@ -22,7 +22,8 @@ from ddplaunch.errors import NODE_LOST, JobFailed, LaunchError
 from ddplaunch.features.functions import launcher as values
 from ddplaunch.features.functions import target
 from ddplaunch.features.functions import worker as function
-from ddplaunch.features.functions.records import FunctionCall, decode
+from ddplaunch.features.functions.records import FunctionCall
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
 from tests.support import golden
 
@@ -120,7 +121,7 @@ def test_the_call_of_a_function(monkeypatch: pytest.MonkeyPatch):
     """The file of the function tells the forkserver what to import; sys.path has what is not the interpreter's."""
     monkeypatch.setattr(sys, "path", [*sys.path, "/opt/own", ""])
     made = config(monkeypatch, functools.partial(work, 1), nproc_per_node=2)
-    call = decode(made.text.encode())
+    call = wire.decode(made.text.encode(), (FunctionCall,))
     assert (made.script, made.entry) == (__file__, "function")
     assert call.argv == tuple(sys.argv)
     assert call.search_path[-2:] == ("/opt/own", os.getcwd())

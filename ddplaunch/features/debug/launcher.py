@@ -15,7 +15,7 @@ from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.debug.options import missing_terminal
+from ddplaunch.errors import UsageError
 from ddplaunch.features.debug.records import (
     GiveTerminal,
     LeaveSession,
@@ -93,27 +93,6 @@ class _Session:
         return f"rank {self.opened.rank} on {self.opened.host}"
 
 
-class SessionEvents(Watch):
-    """Writes to events.jsonl when a rank has stopped in a debugger, and when it goes on."""
-
-    def __init__(self, note: Callable[..., None]) -> None:
-        """``note``: as ``Watches.note``."""
-        self._note = note
-        self._open: dict[tuple[int, int], tuple[float, dict[str, int]]] = {}
-
-    def on_event(self, index: int, event: object) -> None:
-        """An event of node ``index``; other events have no effect."""
-        match event:
-            case SessionOpened():
-                facts = {"attempt": event.attempt, "rank": event.rank}
-                self._open[index, event.session] = time.time(), facts
-                self._note("debugger_opened", f"rank {event.rank} stopped {event.place}", node=index, **facts)
-            case SessionClosed(session=session) if (index, session) in self._open:
-                opened_s, facts = self._open.pop((index, session))
-                text = "the user has quit" if event.has_quit else ""
-                self._note("debugger_closed", text, node=index, **facts, s=round(time.time() - opened_s, 3))
-
-
 class Debugging(Watch):
     """The debug sessions of one run."""
 
@@ -124,10 +103,13 @@ class Debugging(Watch):
         shutdown: Shutdown,
         console: Console,
         post: Callable[[Callable[[], object]], None],
+        note: Callable[..., None],
     ) -> None:
-        """``post`` has the main thread call a function; any thread calls it."""
-        self._chosen = config.workers.debug_ranks
+        """``post`` has the main thread call a function; any thread calls it. ``note``: as ``Watches.note``."""
+        self._chosen, self._note = config.workers.debug_ranks, note
         self._nodes, self._shutdown, self._console, self._post = nodes, shutdown, console, post
+        self._noted: dict[tuple[int, int], tuple[float, SessionOpened]] = {}
+        """All sessions that are open, and since when."""
         self._sessions: dict[tuple[int, int], _Session] = {}
         self._focus: _Session | None = None
         self._terminal: Terminal | None = None
@@ -153,22 +135,31 @@ class Debugging(Watch):
             case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= self._attempt:
                 self._attempt, self._world_size = attempt, world_size
             case SessionOpened():
+                self._note_opened((index, event.session), event)
                 self._on_opened(_Session(index, event))
+            case SessionClosed():
+                self._note_closed((index, event.session), event)
+                if (index, event.session) in self._sessions:
+                    self._on_closed((index, event.session), has_quit=event.has_quit)
             case ChannelClosed():
                 for key in [key for key in self._sessions if key[0] == index]:
                     self._on_closed(key, has_quit=False)
-            case SessionOutput() | SessionRuns() | SessionClosed() if (index, event.session) in self._sessions:
-                self._on_session_event((index, event.session), event)
-
-    def _on_session_event(self, key: tuple[int, int], event: SessionOutput | SessionRuns | SessionClosed) -> None:
-        match event:
-            case SessionOutput(data=data):
-                self._on_output(self._sessions[key], data)
-            case SessionRuns(is_running=is_running):
-                self._sessions[key].is_running = is_running
+            case SessionOutput() if session := self._sessions.get((index, event.session)):
+                self._on_output(session, event.data)
+            case SessionRuns() if session := self._sessions.get((index, event.session)):
+                session.is_running = event.is_running
                 self._due = min(self._due, time.monotonic())
-            case SessionClosed(has_quit=has_quit):
-                self._on_closed(key, has_quit=has_quit)
+
+    def _note_opened(self, key: tuple[int, int], opened: SessionOpened) -> None:
+        self._noted[key] = time.time(), opened
+        text = f"rank {opened.rank} stopped {opened.place}"
+        self._note("debugger_opened", text, node=key[0], attempt=opened.attempt, rank=opened.rank)
+
+    def _note_closed(self, key: tuple[int, int], closed: SessionClosed) -> None:
+        if key in self._noted:
+            opened_s, opened = self._noted.pop(key)
+            facts = {"attempt": opened.attempt, "rank": opened.rank, "s": round(time.time() - opened_s, 3)}
+            self._note("debugger_closed", "the user has quit" if closed.has_quit else "", node=key[0], **facts)
 
     def _on_opened(self, session: _Session) -> None:
         if self._shutdown.in_progress:
@@ -357,7 +348,25 @@ class Debugging(Watch):
             self._terminal.close()
 
 
+# Before the run.
+
+
+def prepare(config: LaunchConfig, stdout_fd: int | None) -> LaunchConfig:
+    """``--debug-on-error``: raise UsageError if the only launcher of the run has no terminal."""
+    if not config.each_node_has_launcher and stdout_fd is not None and (problem := missing_terminal(stdout_fd)):
+        hint = "Start the job in a terminal, without a pipe or a redirection, or leave the option out."
+        raise UsageError(f"--debug-on-error needs a terminal: {problem}", hint, ("--debug-on-error",))
+    return config
+
+
+def missing_terminal(stdout_fd: int) -> str:
+    """Why no debugger can have the terminal; empty if one can."""
+    for name, fd in (("stdin", 0), ("stdout", stdout_fd)):
+        if not os.isatty(fd):
+            return f"{name} of ddplaunch is not one"
+    return ""
+
+
 def watches(run: RunServices) -> tuple[Watch, ...]:
-    """The parts of a run in the launcher."""
-    debugging = Debugging(run.config, run.nodes, run.shutdown, run.messages.console, run.post)
-    return SessionEvents(run.note), debugging
+    """The part of a run in the launcher."""
+    return (Debugging(run.config, run.nodes, run.shutdown, run.messages.console, run.post, run.note),)

@@ -1,6 +1,6 @@
 """The faults of ``--inject``: the table of kinds, the parser, and the sentences that describe a fault.
 
-Used by the command line, --plan and the launcher. Pure: ``injector`` injects the faults.
+Used by the command line, --plan and the launcher. Pure: ``launcher`` injects the faults.
 """
 
 from __future__ import annotations

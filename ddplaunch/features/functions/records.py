@@ -6,7 +6,6 @@ Used by the launcher and by workers; agents pass the record on unread. Pure.
 from __future__ import annotations
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import wire
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +29,3 @@ class FunctionCall:
     main_module: str
     search_path: tuple[str, ...]
     argv: tuple[str, ...]
-
-
-def encode(call: FunctionCall) -> str:
-    """The call as text."""
-    return wire.encode(call).decode()
-
-
-def decode(text: bytes) -> FunctionCall:
-    """The call in ``text``.
-
-    Raises:
-        ProtocolError: ``text`` is none.
-    """
-    call: FunctionCall = wire.decode(text, (FunctionCall,))
-    return call

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli.python_api import configuration
 from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError, UsageError
 from ddplaunch.features.collect_logs.records import RESULT_FILE
-from ddplaunch.features.functions.records import FunctionCall, encode
+from ddplaunch.features.functions.records import FunctionCall
 from ddplaunch.launcher import launch as launcher
 from ddplaunch.launcher import setup
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import MAX_TEXT_BYTES
 from ddplaunch.protocol.results import FunctionResult, RunResult
 from ddplaunch.text import quote, ranks, size
@@ -84,7 +85,7 @@ def encoded(function: Callable[..., object], args: Sequence[object], kwargs: Map
         search_path=_own_search_path(),
         argv=tuple(sys.argv),
     )
-    return encode(call)
+    return wire.encode(call).decode()
 
 
 def name_of(function: Callable[..., object]) -> str:

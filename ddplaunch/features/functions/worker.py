@@ -12,16 +12,14 @@ import os
 import pickle
 import sys
 from multiprocessing import process, spawn
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.features.collect_logs.records import RESULT_FILE
-from ddplaunch.features.functions import records as function_call
+from ddplaunch.features.functions.records import FunctionCall
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import TEXT_FD
 from ddplaunch.system.files import kept_files
 from ddplaunch.worker.parts import WorkerPart
-
-if TYPE_CHECKING:
-    from ddplaunch.features.functions.records import FunctionCall
 
 
 class Function(WorkerPart):
@@ -31,7 +29,7 @@ class Function(WorkerPart):
         """Read the call from its descriptor. The worker's ``folder`` gets the value; empty: there is none."""
         self.function = self
         with open(TEXT_FD, "rb") as file:
-            self._call = function_call.decode(file.read())
+            self._call: FunctionCall = wire.decode(file.read(), (FunctionCall,))
         self._folder = folder
         sys.argv = list(self._call.argv)
         sys.path[:0] = [path for path in self._call.search_path if path not in sys.path]

@@ -8,15 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.metrics.metrics import MetricsWatch
+
 if TYPE_CHECKING:
     from ddplaunch.launcher.watches import RunServices, Watch
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    if not run.config.output.metrics_file:
-        return ()
-    from ddplaunch.features.metrics.metrics import MetricsWatch  # Few runs wait for the import.
-
-    path = Path(run.config.output.metrics_file).absolute()
+    path = Path(run.config.output.metrics_file or "").absolute()
     return (MetricsWatch(path, lambda: run.messages.run_id, run.participants, run.messages.show),)

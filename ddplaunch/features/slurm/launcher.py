@@ -1,9 +1,10 @@
-"""What a run in a SLURM job asks SLURM: its parts in the launcher. Loaded with every run: imports little."""
+"""What a run in a SLURM job asks SLURM: its parts in the launcher."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.slurm.node_watch import NodeWatch
 from ddplaunch.launcher.watches import Watch
 
 if TYPE_CHECKING:
@@ -25,8 +26,4 @@ class Requeue(Watch):
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    if not run.config.slurm_job:
-        return ()
-    from ddplaunch.features.slurm.node_watch import NodeWatch
-
     return NodeWatch(run.config, run.participants, run.post, run.messages.show), Requeue(run)
