@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import parts, rendezvous, this_node
-from ddplaunch.agent.events import AttemptFailure, ChildExited, LauncherLost
+from ddplaunch.agent.events import AttemptFailure, LauncherLost
 from ddplaunch.agent.parts import NodeServices
 from ddplaunch.agent.rendezvous.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
@@ -306,12 +306,6 @@ class Agent:
         match event:
             case ProcessStarted():
                 self._on_started(event)
-            case ChildExited(local_rank=local_rank) if local_rank < 0:
-                self._on_helper_exited(local_rank)
-            case ChildExited(local_rank=local_rank) if self._group:
-                for part in self._parts:
-                    part.on_worker_exited(self._group.workers[local_rank])
-                self._group.on_exited(local_rank)
             case _ if isinstance(event, ForkserverEvent):
                 self._on_forkserver_event(event)
             case StopWorkers():
@@ -334,15 +328,21 @@ class Agent:
         local_rank = self._forkserver.on_started(event)
         if local_rank is None:  # The forkserver was closed meanwhile; the sweep kills the process.
             return
-        exited = lambda: self._mailbox.post(ChildExited(local_rank))  # noqa: E731
         if not event.pid:
             text = f"{self._spec.host} cannot start another process: {event.error} ({limits.PROCESS_LIMITS_HINT})"
             self._fail(AttemptFailure(text))
         elif local_rank < 0:
             self._helper_pids[local_rank] = event.pid
-            processes.watch_exit(event.pid, event.tag, exited)
-        elif self._group:
-            self._group.on_started(local_rank, event.pid, exited)
+            on_exited = functools.partial(self._on_helper_exited, local_rank)
+            processes.watch_exit(event.pid, event.tag, lambda: self._mailbox.post(on_exited))
+        elif group := self._group:
+            on_exited = functools.partial(self._on_worker_exited, group, local_rank)
+            group.on_started(local_rank, event.pid, lambda: self._mailbox.post(on_exited))
+
+    def _on_worker_exited(self, group: WorkerGroup, local_rank: int) -> None:
+        for part in self._parts:
+            part.on_worker_exited(group.workers[local_rank])
+        group.on_exited(local_rank)
 
     def _on_helper_exited(self, helper: int) -> None:
         returncode = processes.reap(self._helper_pids.pop(helper))

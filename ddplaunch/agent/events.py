@@ -17,20 +17,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ChildExited:
-    """A child has ended and must be reaped: worker ``local_rank``, or a helper (``STORE`` or ``MEMBER``)."""
-
-    local_rank: int
-
-
-@dataclass(frozen=True)
-class ForkserverExited:
-    """Forkserver ``pid`` has closed its socket. Running workers are not affected."""
-
-    pid: int
-
-
-@dataclass(frozen=True)
 class LauncherLost:
     """The agent's stdin has ended, or pings are missing: this agent must stop.
 
@@ -43,19 +29,6 @@ class OutputResumed:
     """An idle worker of ``attempt`` has written output."""
 
     attempt: int
-
-
-@dataclass(frozen=True)
-class FromMember:
-    """The member of rendezvous ``token`` sent ``record``; the agent may have left that rendezvous meanwhile."""
-
-    token: str
-    record: object
-
-
-@dataclass(frozen=True)
-class NameLookedUp:
-    """A ``NameLookup`` has ended."""
 
 
 @dataclass(frozen=True)

@@ -115,12 +115,14 @@ def test_a_clock_is_compared_but_for_the_time_of_records_on_the_way(
     spec: AgentSpec, ahead_s: float, delay_s: float, waited_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendezvous, client = joined(spec, []), SimpleNamespace(index=0, server_address="", send=lambda _: None)
+    rendezvous._client = client  # type: ignore[assignment]
     assert rendezvous.clock_ahead_s == (float("-inf"), float("inf"))
     arrived_s = 1000.0 + delay_s
     times = iter((1000.0 + ahead_s, arrived_s + waited_s + delay_s + ahead_s))
     monkeypatch.setattr(time, "time", lambda: next(times))
     rendezvous._join(client)  # type: ignore[arg-type]
     formed = RoundFormed(ROUND, joined_time_s=arrived_s, time_s=arrived_s + waited_s)
+    rendezvous._handle_record(SimpleNamespace(), RoundFormed(ROUND))  # type: ignore[arg-type]  # Of one that was left.
     rendezvous._handle_record(client, formed)  # type: ignore[arg-type]
     assert rendezvous.clock_ahead_s == (ahead_s - delay_s, ahead_s + delay_s)
 

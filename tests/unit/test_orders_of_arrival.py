@@ -37,7 +37,7 @@ class FakeClient:
         self.has_left = self.is_spare = False
         self.coordinator: Coordinator | None = None
 
-    def connect(self, _spec: AgentSpec, callbacks: AgentCallbacks) -> None:
+    def connect(self, _spec: AgentSpec, callbacks: AgentCallbacks, _handle: object) -> None:
         config = self.config
         self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
         callbacks.start_member([])

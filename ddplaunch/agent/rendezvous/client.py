@@ -1,7 +1,7 @@
 """Client of one rendezvous: starts this node's member process, exchanges records with it, resolves addresses.
 
-Runs in the agent, main thread only; a daemon thread posts the member's records, and its end, as FromMember events. Must
-not decide anything about rounds: the coordinator does.
+Runs in the agent, main thread only, which a daemon thread has handle the member's records, and its end. Must not decide
+anything about rounds: the coordinator does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import socket
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import FromMember
 from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
@@ -117,8 +117,11 @@ class RendezvousClient:
             names["NCCL_SOCKET_IFNAME"] = f"={name}"
         return names
 
-    def connect(self, spec: AgentSpec, callbacks: AgentCallbacks) -> None:
-        """Start the member's process, once torch is imported; its output goes into the run folder."""
+    def connect(self, spec: AgentSpec, callbacks: AgentCallbacks, handle: Callable[[object], None]) -> None:
+        """Start the member's process, once torch is imported; its output goes into the run folder.
+
+        The main thread calls ``handle`` with each record of the member.
+        """
         ours, theirs = socket.socketpair()
         self._channel, self._socket = ours.makefile("wb"), ours
         stream = ours.makefile("rb")
@@ -131,7 +134,7 @@ class RendezvousClient:
         callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
         self.start_clock()
         self._others_import = spec.launcher_assigns_rendezvous and not self.config.attempt
-        in_thread("rendezvous", lambda: self._read_all(stream, callbacks.post))
+        in_thread("rendezvous", lambda: _read_all(stream, lambda record: callbacks.post(partial(handle, record))))
 
     def on_ready(self, event: MemberReady) -> None:
         """This node has joined the rendezvous.
@@ -312,14 +315,6 @@ class RendezvousClient:
         if self._listener:
             self._listener.close()
 
-    def _read_all(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
-        try:
-            with stream, contextlib.suppress(OSError, wire.ProtocolError):
-                while (received := wire.read_record(stream, FROM_MEMBER)) is not None:
-                    post(FromMember(self.config.token, received[0]))
-        finally:
-            post(FromMember(self.config.token, RendezvousLost(_ENDED)))
-
     def _member_spec(self, spec: AgentSpec) -> MemberSpec:
         config = self.config
         completed = replace(
@@ -336,3 +331,12 @@ class RendezvousClient:
             max_restarts=spec.max_restarts,
             launcher_assigns_rendezvous=spec.launcher_assigns_rendezvous,
         )
+
+
+def _read_all(stream: BinaryIO, post: Callable[[object], None]) -> None:
+    try:
+        with stream, contextlib.suppress(OSError, wire.ProtocolError):
+            while (received := wire.read_record(stream, FROM_MEMBER)) is not None:
+                post(received[0])
+    finally:
+        post(RendezvousLost(_ENDED))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import this_node
-from ddplaunch.agent.events import FromMember, LauncherLost
+from ddplaunch.agent.events import LauncherLost
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.agent.rendezvous.single_node import Rendezvous
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
@@ -215,7 +216,7 @@ class MultiNodeRendezvous(Rendezvous):
             return None
         if client.is_server and self._launcher_assigns_rendezvous:
             self._callbacks.send(EndpointOpen(config.token, client.addresses, client.port))
-        client.connect(self._spec, self._callbacks)
+        client.connect(self._spec, self._callbacks, partial(self._handle_record, client))
         self._wait_for(lambda: client.index is not None, min(client.join_deadline(), time.monotonic() + limit_s))
         return client
 
@@ -308,8 +309,6 @@ class MultiNodeRendezvous(Rendezvous):
     def handle_event(self, event: object) -> None:
         serves = self._client is not None and self._client.is_server
         match event:
-            case FromMember(token=token, record=record) if self._client and self._client.config.token == token:
-                self._handle_record(self._client, record)
             case JoinRendezvous(rendezvous=config):
                 self._next_config = config
             case OrderToNodes(order=order) if not serves and (own := order.for_own_node(self._endpoint)):
@@ -340,6 +339,9 @@ class MultiNodeRendezvous(Rendezvous):
             self._join(client)
 
     def _handle_record(self, client: RendezvousClient, record: object) -> None:
+        """A record of this node's member."""
+        if client is not self._client:  # The agent has left that rendezvous meanwhile.
+            return
         match record:
             case MemberReady():
                 client.on_ready(record)

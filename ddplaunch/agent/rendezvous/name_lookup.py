@@ -1,7 +1,7 @@
 """Look-up of the name of the workers' store: whether a name server answers, and what to do if none does.
 
 Runs in the agent. torch looks up the name of the peer of a connection and waits for the answer, by default 10 s and
-more, at every start. The look-up runs in a thread, which posts an event at its end. Must not change how this process
+more, at every start. The look-up runs in a thread, which wakes the agent at its end. Must not change how this process
 resolves names.
 """
 
@@ -12,7 +12,6 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import NameLookedUp
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import network
 from ddplaunch.threads import in_thread
@@ -35,7 +34,7 @@ class NameLookup:
     """
 
     def __init__(self, address: str, post: Callable[[object], None]) -> None:
-        """Start the look-up of an address or of the address of a host; ``post`` gets a ``NameLookedUp``."""
+        """Start the look-up of an address or of the address of a host; at its end ``post`` wakes the agent."""
         self.deadline = time.monotonic() + network.SLOW_LOOKUP_S
         self.is_done = self._was_slow = self._was_told = False
         self._address = address
@@ -47,7 +46,7 @@ class NameLookup:
             self._address = str(socket.getaddrinfo(self._address, None, type=socket.SOCK_STREAM)[0][4][0])
             network.reverse_name(self._address)
         self._was_slow, self.is_done = time.monotonic() - started_s > network.SLOW_LOOKUP_S, True
-        post(NameLookedUp())
+        post(lambda: None)
 
     @property
     def is_slow(self) -> bool:

@@ -97,7 +97,7 @@ class AgentCallbacks(NamedTuple):
         start_member: start the member's process with five descriptors (three streams, the channel, the endpoint's
             socket), and close them in this process.
         send: send a record to the launcher.
-        post: post an event to the agent's mailbox; any thread may call it.
+        post: as in ``NodeServices``.
     """
 
     wait: Wait

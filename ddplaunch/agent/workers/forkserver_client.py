@@ -17,9 +17,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddplaunch.agent.events import AttemptFailure, ForkserverExited
+from ddplaunch.agent.events import AttemptFailure
 from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, fd_records, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import Notice
@@ -67,6 +68,13 @@ _LAST_LINE_S = 1.0
 
 STORE, MEMBER = -1, -2
 """Numbers of the helpers, used where workers have a local rank: the process of the workers' store, and the member."""
+
+
+@dataclass(frozen=True)
+class ForkserverExited:
+    """Event: forkserver ``pid`` has closed its socket. Running workers are not affected."""
+
+    pid: int
 
 
 Forked = tuple[int, int]
