@@ -69,8 +69,8 @@ class Agent:
         plan, self._placement = start_plan.choose(spec, os.environ), start_plan.place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
-        self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
-        send, post = outbox.send, mailbox.post
+        send, post, env = outbox.send, mailbox.post, self._placement.shared_environ
+        self._forkserver = ForkserverClient(spec, plan, env, open_files, post, send, self._fail, warm)
         callbacks = AgentCallbacks(self._wait, self._is_stopping, self._start_member, send, post)
         self._rendezvous = rendezvous.choose(spec, size, callbacks)
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
@@ -113,7 +113,7 @@ class Agent:
             LaunchError: the run cannot continue.
         """
         self._outbox.send(AgentReady(self._placement.local_world_size))
-        self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
+        self._forkserver.ensure_forkserver()  # The forkserver imports torch while the nodes join.
         self._outbox.send(this_node.details(self._spec))
         if not all(part.may_take_part() for part in self._parts):
             self._is_refused = True
@@ -211,7 +211,7 @@ class Agent:
         if self._must_stop():
             return
         if listener is not None and round_.has_store:
-            self._forkserver.start_store(round_.attempt, listener, group.attempt_dir, self._outbox.send)
+            self._forkserver.start_store(round_.attempt, listener, group.attempt_dir)
         if notice := lookup.notice(self._spec, round_.node_rank):
             self._outbox.send(notice)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
@@ -234,7 +234,7 @@ class Agent:
         return {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
 
     def _await_forkserver(self) -> None:
-        self._forkserver.ensure_forkserver(self._outbox.send)
+        self._forkserver.ensure_forkserver()
         is_ready = lambda: self._forkserver.is_ready or self._must_stop()  # noqa: E731
         if not self._wait(is_ready, time.monotonic() + _SLOW_IMPORT_S):
             self._outbox.send(Notice(f"importing torch on {self._spec.host} takes long (slow file system?)"))
@@ -307,7 +307,7 @@ class Agent:
             case ProcessStarted():
                 self._on_started(event)
             case _ if isinstance(event, ForkserverEvent):
-                self._on_forkserver_event(event)
+                self._forkserver.handle_event(event)
             case StopWorkers():
                 self._on_stop(event)
             case LauncherLost():
@@ -354,13 +354,6 @@ class Agent:
         if group is None or group.any_failed or self._must_stop():
             return False
         return self._forkserver.is_starting or not group.all_ended
-
-    def _on_forkserver_event(self, event: ForkserverEvent) -> None:
-        match self._forkserver.handle_event(event):
-            case AttemptFailure() as failure:
-                self._fail(failure)
-            case Notice() as notice:
-                self._outbox.send(notice)
 
     def _on_launcher_lost(self, event: LauncherLost) -> None:
         self._own_stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"

@@ -18,7 +18,6 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent
@@ -66,24 +65,17 @@ _GAP = "gap"
 _FOR_EVER = timedelta(days=3650)
 
 
-@dataclass(frozen=True)
-class _Closed:
-    """Ends the main loop. ``reason`` is empty if the agent has closed its channel."""
-
-    reason: str = ""
-
-
-def _end_of(work: Callable[[], None]) -> _Closed:
-    """Call ``work`` of a thread until it ends."""
+def _end_of(work: Callable[[], None]) -> str:
+    """Call ``work`` of a thread until it ends. Returns why it did; empty if the agent has closed its channel."""
     try:
         work()
     except RuntimeError as error:  # An error of torch's store: its process, its node or the network has failed.
-        return _Closed(first_line(error))
+        return first_line(error)
     except (OSError, wire.ProtocolError) as error:
-        return _Closed(f"malformed record: {error}")
+        return f"malformed record: {error}"
     except Exception as error:  # A bug, or a file of the package that an upgrade has removed meanwhile.
-        return _Closed(f"{type(error).__name__}: {error}")
-    return _Closed()  # Only ``Member._read_agent`` returns.
+        return f"{type(error).__name__}: {error}"
+    return ""  # Only ``Member._read_agent`` returns.
 
 
 def serve(channel_fd: int, listen_fd: int) -> None:
@@ -140,7 +132,8 @@ class Member:
         self._prefix = key_prefix(spec)
         self._lost_key, self._beat_key = partial(lost_key, spec), partial(beat_key, spec)
         self._inbox_count_key, self._inbox_count = f"{self._prefix}/in/count", 0
-        self._mailbox: Mailbox[_Closed | tuple[Callable[[Any], None], Any]] = Mailbox()
+        self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
+        self._is_over = False
         self._coordinator: Coordinator | None = None
         if settings.is_server:
             self._coordinator = Coordinator(
@@ -183,14 +176,10 @@ class Member:
     def _loop(self) -> None:
         next_heartbeat = time.monotonic()
         while True:
-            event = self._mailbox.get(min(next_heartbeat, self._last_call))
-            if isinstance(event, _Closed):
-                if event.reason:
-                    self._send_to_agent(RendezvousLost(event.reason))
+            if function := self._mailbox.get(min(next_heartbeat, self._last_call)):
+                function()
+            if self._is_over:
                 return
-            if event is not None:
-                handle, record = event
-                handle(record)
             now, self._iterations = time.monotonic(), self._iterations + 1
             if now >= next_heartbeat:
                 next_heartbeat = now + HEARTBEAT_S
@@ -202,6 +191,12 @@ class Member:
             if now >= self._last_call and self._coordinator:
                 self._last_call = NEVER
                 self._send_to_nodes(self._coordinator.last_call_expired())
+
+    def _on_thread_ended(self, reason: str) -> None:
+        """``reason``: as ``_end_of``."""
+        self._is_over = True
+        if reason:
+            self._send_to_agent(RendezvousLost(reason))
 
     def _coordinate(self, record: object) -> None:
         coordinator = self._coordinator
@@ -292,7 +287,7 @@ class Member:
             self._inbox_count = max(self._inbox_count, taken)
             self._store.set(f"{self._prefix}/in/{number}", _GAP)
 
-    def _count_rejected(self, _store_key: str) -> None:
+    def _count_rejected(self) -> None:
         self._rejected_count += 1
 
     def _report_rejected(self) -> None:
@@ -318,7 +313,7 @@ class Member:
     # Threads, each with one blocking call.
 
     def _start(self, target: Callable[[], None], name: str) -> None:
-        in_thread(name, lambda: self._mailbox.post(_end_of(target)))
+        in_thread(name, lambda: self._mailbox.post(partial(self._on_thread_ended, _end_of(target))))
 
     def _watch_main_loop(self) -> None:
         """Report the rendezvous as lost when the main loop hangs.
@@ -335,7 +330,7 @@ class Member:
     def _read_agent(self) -> None:
         while (received := wire.read_record(self._reader, (*FROM_NODE, *FROM_SERVER))) is not None:
             handle = self._coordinate if isinstance(received[0], FROM_SERVER) else self._send_to_coordinator
-            self._mailbox.post((handle, received[0]))
+            self._mailbox.post(partial(handle, received[0]))
 
     def _read_box(self, box: str, allowed: tuple[type, ...], handle: Callable[[Any], None]) -> None:
         store, number = self._store.clone(), 0  # type: ignore[attr-defined]
@@ -344,7 +339,7 @@ class Member:
             number += 1
             record = self._await_record(store, box, number, allowed)
             if record is not None:
-                self._mailbox.post((handle, record))
+                self._mailbox.post(partial(handle, record))
 
     def _await_record(self, store: TCPStore, box: str, number: int, allowed: tuple[type, ...]) -> object | None:
         """Wait for a record with a valid signature, of one of the ``allowed`` types.
@@ -358,7 +353,7 @@ class Member:
         while (record := self._verified(key, value := store.get(key), allowed)) is None:
             if value not in (seen, _GAP.encode()):
                 seen = value
-                self._mailbox.post((self._count_rejected, key))
+                self._mailbox.post(self._count_rejected)
             if box == "in" and number <= self._inbox_count:
                 return None
             # A node that takes this number will replace the value; ``_POLL_S`` is enough for one that just took it.

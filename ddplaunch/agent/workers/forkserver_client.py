@@ -1,7 +1,7 @@
 """Client of the forkserver: requests processes, with their descriptors; the answers become events.
 
-Runs in the agent, main thread only; a daemon thread per forkserver posts its answers, and ForkserverExited at its end.
-Must not follow a worker after its start (see ``worker_group``).
+Runs in the agent, main thread only; a daemon thread per forkserver posts its answers. Must not follow a worker after
+its start (see ``worker_group``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent.events import AttemptFailure
 from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, fd_records, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import Notice
@@ -70,17 +70,10 @@ STORE, MEMBER = -1, -2
 """Numbers of the helpers, used where workers have a local rank: the process of the workers' store, and the member."""
 
 
-@dataclass(frozen=True)
-class ForkserverExited:
-    """Event: forkserver ``pid`` has closed its socket. Running workers are not affected."""
-
-    pid: int
-
-
 Forked = tuple[int, int]
 """Pid and socket of a forkserver that a keeper has forked."""
 
-ForkserverEvent = ForkserverReady | ForkserverUnfit | ImportFailed | ForkserverExited
+ForkserverEvent = ForkserverReady | ForkserverUnfit | ImportFailed
 
 
 class ForkserverClient:
@@ -102,16 +95,21 @@ class ForkserverClient:
         env: Mapping[str, str],
         open_files: Limits,
         post: Callable[[object], None],
+        send: Callable[[object], None],
+        fail: Callable[[AttemptFailure], None],
         warm: Forked | None = None,
     ) -> None:
-        """``warm`` is the first forkserver, if a keeper has forked it with this agent."""
+        """``post``, ``send`` to the launcher, and ``fail`` are as in ``NodeServices``.
+
+        ``warm`` is the first forkserver, if a keeper has forked it with this agent.
+        """
         self.plan = plan
         self.is_ready = False
         self.import_s, self._started_at = 0.0, 0.0
         self._spec = spec
         self.env = env
         self.open_files = open_files
-        self._post = post
+        self._post, self._send, self._fail = post, send, fail
         self._warm = warm
         self.is_replaced = False
         self._forkserver: ForkserverProcess | None = None
@@ -119,27 +117,28 @@ class ForkserverClient:
         self._pending: dict[str, int] = {}
         self._store_output: HelperOutput | None = None
 
-    def ensure_forkserver(self, send: Callable[[Notice], None]) -> None:
+    def ensure_forkserver(self) -> None:
         """Start a forkserver, and create a cgroup for its workers, if none runs.
 
-        ForkserverReady or ImportFailed will be posted. ``send`` gets a Notice if the workers run without a cgroup.
+        ForkserverReady or ImportFailed will be posted.
         """
         if self._forkserver is None:
             self._start_forkserver()
             self._cgroup, reason = cgroup.create(self.env[environment.RUN_ID])
             if reason:
-                send(Notice(f"the workers on {self._spec.host} run without a cgroup: {reason}", 1))
+                self._send(Notice(f"the workers on {self._spec.host} run without a cgroup: {reason}", 1))
 
     def _start_forkserver(self) -> None:
         self.is_ready, self._started_at = False, time.monotonic()
         spec = forkserver_spec(self._spec, self.plan)
         warm, self._warm = self._warm, None
+        process: subprocess.Popen[bytes] | ForkedChild
         if warm:
             process, sock = ForkedChild(warm[0]), socket.socket(fileno=warm[1])
             spec = replace(spec, env=dict(self.env))
-            self._forkserver = ForkserverProcess(process, sock, spec, self.open_files, self._post)
         else:
-            self._forkserver = ForkserverProcess(*_started(self.env), spec, self.open_files, self._post)
+            process, sock = _started(self.env)
+        self._forkserver = ForkserverProcess(process, sock, spec, self.open_files, self._post, self._on_exited)
 
     @property
     def is_starting(self) -> bool:
@@ -155,11 +154,9 @@ class ForkserverClient:
         for fd in fds:
             os.close(fd)
 
-    def start_store(
-        self, attempt: int, listener: socket.socket, folder: Path | None, send: Callable[[Notice], None]
-    ) -> None:
+    def start_store(self, attempt: int, listener: socket.socket, folder: Path | None) -> None:
         """Request the process that serves the workers' store on ``listener``; its output goes into ``folder``."""
-        output = HelperOutput(self._store_title, folder and folder / STORE_LOG, send)
+        output = HelperOutput(self._store_title, folder and folder / STORE_LOG, self._send)
         self._store_output = output
         fds = [os.open(os.devnull, os.O_RDWR), output.fd, os.dup(output.fd), os.dup(listener.fileno())]
         self.start(ProcessSpec(tag=f"{attempt}/store", how="store"), fds, STORE)
@@ -178,35 +175,38 @@ class ForkserverClient:
         """The local rank or helper that has started; None if its request was dropped by ``close_forkserver``."""
         return self._pending.pop(event.tag, None)
 
-    def handle_event(self, event: ForkserverEvent) -> AttemptFailure | Notice | None:
-        """Handle an answer. Returns why no worker can be started, or a message for the user.
+    def handle_event(self, event: ForkserverEvent) -> None:
+        """Handle an answer.
 
         Raises:
             LaunchError: torch or a module of --preload cannot be imported.
         """
         if isinstance(event, ImportFailed):
             raise import_error(self._spec.host, event)
-        if isinstance(event, ForkserverExited):
-            return self._on_exited(event.pid)
         if isinstance(event, ForkserverUnfit):
             self.is_replaced = True
             self.close_forkserver()
             self._start_forkserver()
-            return Notice(f"torch is imported anew on {self._spec.host}: {quote(event.reason, _MAX_REASON)}", 1)
+            said = f"torch is imported anew on {self._spec.host}: {quote(event.reason, _MAX_REASON)}"
+            self._send(Notice(said, 1))
+            return
         self.is_ready, self.import_s = True, time.monotonic() - self._started_at
         if event.no_fork_reason and self.plan.how != "exec":
             self.plan = StartPlan("exec", reason=event.no_fork_reason)
-        return Notice(f"workers are started by exec: {self.plan.reason}", 1) if self.plan.reason else None
+        if self.plan.reason:
+            self._send(Notice(f"workers are started by exec: {self.plan.reason}", 1))
 
-    def _on_exited(self, pid: int) -> AttemptFailure | Notice | None:
+    def _on_exited(self, pid: int) -> None:
+        """Forkserver ``pid`` has closed its socket. Running workers are not affected."""
         if self._forkserver is None or self._forkserver.pid != pid:  # ``close_forkserver`` has killed it.
-            return None
+            return
         was_needed = self.is_starting or not self.is_ready
         returncode = self.close_forkserver()
         text = f"the forkserver on {self._spec.host} {first_failure.ended(returncode)}"
         if was_needed:
-            return AttemptFailure(f"the workers could not be started: {text}", returncode)
-        return Notice(f"{text}; the workers continue", 1)
+            self._fail(AttemptFailure(f"the workers could not be started: {text}", returncode))
+        else:
+            self._send(Notice(f"{text}; the workers continue", 1))
 
     def close_forkserver(self) -> int:
         """Kill the forkserver and drop all requests; the processes that it forked continue. Returns its returncode."""
@@ -242,6 +242,7 @@ class ForkserverProcess:
         spec: ForkserverSpec,
         open_files: Limits,
         post: Callable[[object], None],
+        on_exited: Callable[[int], None],
     ) -> None:
         """Take over ``process``. Its limit becomes ``open_files``: the agent may have raised its own limit."""
         self._process, self._socket = process, sock
@@ -250,7 +251,7 @@ class ForkserverProcess:
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, open_files)
         # Duplicated before the thread runs: the socket may be closed by then.
         stream = os.fdopen(os.dup(self._socket.fileno()), "rb")
-        in_thread("forkserver", lambda: self._read_all(stream, post))
+        in_thread("forkserver", lambda: _read_all(stream, post, partial(on_exited, self.pid)))
         self.send(spec, ())
 
     def close(self) -> int:
@@ -268,13 +269,14 @@ class ForkserverProcess:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             fd_records.send(self._socket, record, fds)
 
-    def _read_all(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
-        try:
-            with stream, contextlib.suppress(OSError, wire.ProtocolError):
-                while (received := wire.read_record(stream, FROM_FORKSERVER)) is not None:
-                    post(received[0])
-        finally:
-            post(ForkserverExited(self.pid))
+
+def _read_all(stream: BinaryIO, post: Callable[[object], None], at_end: Callable[[], None]) -> None:
+    try:
+        with stream, contextlib.suppress(OSError, wire.ProtocolError):
+            while (received := wire.read_record(stream, FROM_FORKSERVER)) is not None:
+                post(received[0])
+    finally:
+        post(at_end)
 
 
 def _started(env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
