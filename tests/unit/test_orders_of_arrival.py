@@ -30,14 +30,14 @@ SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
 class FakeClient:
     """A client whose member is the coordinator, at once."""
 
-    def __init__(self, _host: str, config: RendezvousConfig) -> None:
+    def __init__(self, _spec: AgentSpec, config: RendezvousConfig) -> None:
         self.config = config
         self.index, self.addresses, self.port, self.is_server = 0, ("10.0.0.1",), 1, True
         self.lost_reason = None
         self.has_left = self.is_spare = False
         self.coordinator: Coordinator | None = None
 
-    def connect(self, _spec: AgentSpec, callbacks: AgentCallbacks, _handle: object) -> None:
+    def connect(self, callbacks: AgentCallbacks, _handle: object) -> None:
         config = self.config
         self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
         callbacks.start_member([])

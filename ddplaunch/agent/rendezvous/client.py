@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.output import HelperOutput
+from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
     FROM_MEMBER,
@@ -74,14 +75,15 @@ class RendezvousClient:
         rejected_count: records that this node has ignored because others than the nodes of the run wrote them.
     """
 
-    def __init__(self, host: str, config: RendezvousConfig) -> None:
+    def __init__(self, spec: AgentSpec, config: RendezvousConfig) -> None:
         """Bind the endpoint's socket if the endpoint is on this node.
 
         Raises:
             LaunchError: this node must serve the rendezvous and cannot, or the endpoint's host name cannot be resolved.
         """
+        self._spec, self._host = spec, spec.host
         if config.interface and not config.local_addr:
-            config = replace(config, local_addr=network.address_of(host, config.interface))
+            config = replace(config, local_addr=network.address_of(spec.host, config.interface))
         self.config = config
         self.ready: MemberReady | None = None
         self.index: int | None = None
@@ -89,9 +91,8 @@ class RendezvousClient:
         self._search_failure: str | None = None
         self.is_spare = self.has_left = False
         self.rejected_count = 0
-        self.waiting_nodes = WaitingNodes(host, 1, (len(config.participants) or config.min_nodes) - 1)
-        self._host = host
-        self._listener, self.addresses = network.bind_endpoint(host, config)
+        self.waiting_nodes = WaitingNodes(spec.host, 1, (len(config.participants) or config.min_nodes) - 1)
+        self._listener, self.addresses = network.bind_endpoint(spec.host, config)
         self.is_server = self._listener is not None
         self.port: int = self._listener.getsockname()[1] if self._listener else config.port
         self.server_address = self.address = ""
@@ -117,7 +118,7 @@ class RendezvousClient:
             names["NCCL_SOCKET_IFNAME"] = f"={name}"
         return names
 
-    def connect(self, spec: AgentSpec, callbacks: AgentCallbacks, handle: Callable[[object], None]) -> None:
+    def connect(self, callbacks: AgentCallbacks, handle: Callable[[object], None]) -> None:
         """Start the member's process, once torch is imported; its output goes into the run folder.
 
         The main thread calls ``handle`` with each record of the member.
@@ -125,15 +126,15 @@ class RendezvousClient:
         ours, theirs = socket.socketpair()
         self._channel, self._socket = ours.makefile("wb"), ours
         stream = ours.makefile("rb")
-        self.send(self._member_spec(spec))  # Records wait in the socket until the process has started.
+        self.send(self._member_spec())  # Records wait in the socket until the process has started.
         null = os.open(os.devnull, os.O_RDWR)
         endpoint_fd = self._listener.detach() if self._listener else os.dup(null)
         self._listener = None
-        file = Path(spec.node_dir, LOG) if spec.node_dir else None
+        file = Path(self._spec.node_dir, LOG) if self._spec.node_dir else None
         output = HelperOutput(f"the member of the rendezvous on {self._host}", file, callbacks.send)
         callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
         self.start_clock()
-        self._others_import = spec.launcher_assigns_rendezvous and not self.config.attempt
+        self._others_import = self._spec.launcher_assigns_rendezvous and not self.config.attempt
         in_thread("rendezvous", lambda: _read_all(stream, lambda record: callbacks.post(partial(handle, record))))
 
     def on_ready(self, event: MemberReady) -> None:
@@ -197,10 +198,11 @@ class RendezvousClient:
 
     # Messages to the user; those of errors have a hint.
 
-    def on_waiting_nodes(self, event: WaitingNodes, *, is_alone: bool) -> str:
-        """The message while nodes are waited for; empty if none is needed. ``is_alone``: the launcher has one node."""
+    def on_waiting_nodes(self, event: WaitingNodes) -> str:
+        """The message while nodes are waited for; empty if none is needed."""
         self.waiting_nodes = event
         # If one launcher has all nodes, the message of one node is enough.
+        is_alone = not self._spec.launcher_assigns_rendezvous
         if event.missing and (self.is_server or is_alone):
             return self._waiting_message()
         may_come = not event.missing and event.count < self.config.max_nodes
@@ -232,11 +234,11 @@ class RendezvousClient:
             "an equal one are numbered in the order of arrival, after the others"
         )
 
-    def other_limit_message(self, own: int, limit: int) -> str:
+    def other_limit_message(self, limit: int) -> str:
         """The message when the node that serves the rendezvous has another --max-restarts than this one."""
         return (
-            f"warning: --max-restarts is {own} on {self._host}, and {limit} on the node that serves the rendezvous at "
-            f"{self.endpoint}: {limit} counts"
+            f"warning: --max-restarts is {self._spec.max_restarts} on {self._host}, and {limit} on the node that "
+            f"serves the rendezvous at {self.endpoint}: {limit} counts"
         )
 
     def on_rejected(self, count: int) -> str:
@@ -261,35 +263,40 @@ class RendezvousClient:
             f"{reason}; the search goes on for up to {limit_s:g} s"
         )
 
-    def unreachable_error(self) -> tuple[str, str]:
-        """The message and hint when the rendezvous is lost or was never found."""
+    def unreachable_error(self) -> LaunchError:
+        """The error when the rendezvous is lost or was never found."""
         if self.index is not None:
-            return (
+            return LaunchError(
                 f"{self._host} has lost the rendezvous at {self.endpoint}: {self.lost_reason}",
                 f"This node's address on the route to it is {self.route_address()}. Does ddplaunch still run on the "
                 "node that serves the rendezvous, and is the network between the nodes up?",
+                RENDEZVOUS,
             )
         reason = self.lost_reason or self._search_failure or "no node has answered there in time"
-        return (
+        return LaunchError(
             f"{self._host_with_addresses} cannot join the other nodes at {self.endpoint}{self._why_not_served_here}: "
             f"{reason}",
             _NOT_HOSTED if self.config.is_server is None else _NOT_STARTED,
+            RENDEZVOUS,
         )
 
-    def too_few_error(self, *, launcher_starts_nodes: bool) -> tuple[str, str]:
-        """The message and hint when no round was formed in time, or this node has not found the rendezvous."""
+    def too_few_error(self) -> LaunchError:
+        """The error when no round was formed in time, or this node has not found the rendezvous."""
         if self.index is None and not self.is_server:
             return self.unreachable_error()
         timeout_s, waiting = self.config.join_timeout_s, self.waiting_nodes
         if self.index is None:
-            return f"{self._host} serves the rendezvous at {self.endpoint}, which did not open in {timeout_s:g} s", ""
+            message = f"{self._host} serves the rendezvous at {self.endpoint}, which did not open in {timeout_s:g} s"
+            return LaunchError(message, "", RENDEZVOUS)
         if not waiting.missing:
             timeout_s += self.config.last_call_timeout_s
-            return f"after {timeout_s:g} s no attempt has begun at {self.endpoint}: {waiting.hosts}", _NOT_REACHED
-        return (
+            message = f"after {timeout_s:g} s no attempt has begun at {self.endpoint}: {waiting.hosts}"
+            return LaunchError(message, _NOT_REACHED, RENDEZVOUS)
+        return LaunchError(
             f"after {timeout_s:g} s only these nodes have joined at {self.endpoint}: {waiting.hosts}; "
             f"{waiting.count + waiting.missing} are needed",
-            _NOT_REACHED if launcher_starts_nodes else _NOT_JOINED,
+            _NOT_REACHED if self._spec.launcher_assigns_rendezvous else _NOT_JOINED,
+            RENDEZVOUS,
         )
 
     @property
@@ -315,8 +322,8 @@ class RendezvousClient:
         if self._listener:
             self._listener.close()
 
-    def _member_spec(self, spec: AgentSpec) -> MemberSpec:
-        config = self.config
+    def _member_spec(self) -> MemberSpec:
+        config, spec = self.config, self._spec
         completed = replace(
             config,
             server_addresses=self.addresses,

@@ -150,7 +150,7 @@ class MultiNodeRendezvous(Rendezvous):
         spec, moved_to = this_node.moved_into_run(spec, ready, names, self._callbacks.send)
         self._callbacks.send(FirstRoundFormed(moved_to))
         if formed.max_restarts != spec.max_restarts:
-            self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, formed.max_restarts)))
+            self._callbacks.send(Notice(client.other_limit_message(formed.max_restarts)))
         return replace(spec, run_id=ready.run_id, max_restarts=formed.max_restarts)
 
     def _join(self, client: RendezvousClient) -> None:
@@ -211,12 +211,12 @@ class MultiNodeRendezvous(Rendezvous):
         if config is None:
             return None
         self._all_left, self._stopped_attempt = False, -1
-        self._client = client = RendezvousClient(self._spec.host, config)
+        self._client = client = RendezvousClient(self._spec, config)
         if not is_wanted(client):
             return None
         if client.is_server and self._launcher_assigns_rendezvous:
             self._callbacks.send(EndpointOpen(config.token, client.addresses, client.port))
-        client.connect(self._spec, self._callbacks, partial(self._handle_record, client))
+        client.connect(self._callbacks, partial(self._handle_record, client))
         self._wait_for(lambda: client.index is not None, min(client.join_deadline(), time.monotonic() + limit_s))
         return client
 
@@ -231,10 +231,9 @@ class MultiNodeRendezvous(Rendezvous):
         if client is None or (self._launcher_assigns_rendezvous and self._is_over):
             return
         if self._is_over:
-            raise LaunchError(*client.unreachable_error(), RENDEZVOUS)
+            raise client.unreachable_error()
         if not is_in_time:
-            message, hint = client.too_few_error(launcher_starts_nodes=self._launcher_assigns_rendezvous)
-            raise LaunchError(message, hint, RENDEZVOUS)
+            raise client.too_few_error()
 
     # After a round.
 
@@ -350,7 +349,7 @@ class MultiNodeRendezvous(Rendezvous):
                 if not self._launcher_assigns_rendezvous:
                     self._callbacks.send(RunIdAgreed(record.run_id))
             case WaitingNodes():
-                if text := client.on_waiting_nodes(record, is_alone=not self._launcher_assigns_rendezvous):
+                if text := client.on_waiting_nodes(record):
                     self._send_notice(text)
             case NoFreePlace(hosts=hosts):
                 if not client.is_spare:

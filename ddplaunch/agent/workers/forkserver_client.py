@@ -265,7 +265,7 @@ class ForkserverProcess:
 
     def send(self, record: object, fds: Sequence[int]) -> None:
         """Send a ForkserverSpec or a ProcessSpec with its descriptors, which the caller may close after the call."""
-        # A forkserver that has ended is reported by ForkserverExited.
+        # The end of a forkserver is reported by the thread that reads from it.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             fd_records.send(self._socket, record, fds)
 
