@@ -57,9 +57,7 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
-    Feature(
-        "collect_logs", ("launcher", "records", "after_end"), before_run=("launcher", "output.collect_logs", "text")
-    ),
+    Feature("collect_logs", ("launcher", "records", "after_end"), (), ("launcher", "output.collect_logs", "text")),
     Feature("ps", ("queries",)),
     Feature("gpus", ("agent",)),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus")),
