@@ -20,7 +20,7 @@ from ddplaunch.agent.parts import NodeServices
 from ddplaunch.agent.rendezvous.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.agent.workers.exit_details import OomCounters, final_failure, killed_for_memory, outcome
+from ddplaunch.agent.workers.exit_details import OomCounters, final_failure, killed_for_memory, outcome, shorten
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.mailbox import NEVER
@@ -173,6 +173,7 @@ class Agent:
         exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._is_stopping())
         for part in self._parts:
             exits = part.on_attempt_ended(exits)
+        exits = shorten(exits)
         failure = final_failure(self._failure, self._unkillable_pids, self._spec.host, out_of_memory)
         was_stopped = self._is_stopping() or self._rendezvous.stop_reason is not None
         return AttemptResult(

@@ -5,6 +5,7 @@ Used by agents and coordinator for restarts, and by the launcher for the failure
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from typing import TYPE_CHECKING
@@ -24,6 +25,11 @@ _PEER_LOST = re.compile(
 seen, so such an error may be dated before the failure that caused it."""
 
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+
+_FRAME = r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)'
+_WORKER_PACKAGE = re.escape(os.path.dirname(os.path.dirname(__file__)) + "/worker")
+_LIBRARY_PATH = rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_WORKER_PACKAGE}/|^<"
+"""Texts: most processes that load this module need neither."""
 
 KILLED_HINT = "SIGKILL came from outside: a user's kill, the kernel's out-of-memory killer or a job scheduler."
 
@@ -97,3 +103,29 @@ def describe(returncode: int) -> str:
         return signal.Signals(-returncode).name
     except ValueError:
         return f"signal {-returncode}"
+
+
+# The line of the script.
+
+
+def raised_at(traceback: str) -> str:
+    """The innermost line in the user's script of an exception's traceback, like ``train.py:41``; empty without one."""
+    found = frames(traceback.rpartition("Traceback (most recent call last):")[2])
+    return file_and_line(script_frame(found[::-1])) if found else ""
+
+
+def frames(stack: str) -> list[re.Match[str]]:
+    """The frames in the text of a stack, in its order, each with ``path``, ``line`` and ``name``."""
+    return [match for line in stack.splitlines() if (match := re.fullmatch(_FRAME, line))]
+
+
+def script_frame(innermost_first: list[re.Match[str]]) -> re.Match[str]:
+    """The first of these frames that is not in a library; otherwise the outermost."""
+    return next(
+        (frame for frame in innermost_first if not re.search(_LIBRARY_PATH, frame["path"])), innermost_first[-1]
+    )
+
+
+def file_and_line(frame: re.Match[str]) -> str:
+    """Like ``train.py:41``."""
+    return f"{os.path.basename(frame['path'])}:{frame['line']}"

@@ -27,6 +27,9 @@ Workers = Annotated[int, between(0, MAX_SLOTS_PER_HOST)]
 NEVER_RESTARTED = "not restarted: --max-restarts is 0"
 """The decision after a failure where the user wants no restarts: known to the user, and not shown."""
 
+STACKS_FILE = "stacks.txt"
+"""File in the folder of a worker with its Python stacks, if some were written."""
+
 _MAX_SENTENCES = 100
 
 

@@ -22,7 +22,6 @@ from functools import partial
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from ddplaunch.protocol import stack_dump
 from ddplaunch.protocol.agent_entry import TEXT_FD, is_own_module
 from ddplaunch.system import linux
 from ddplaunch.system.files import kept_files
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 MAX_MESSAGE_CHARS = 20_000
 MAX_TRACEBACK_CHARS = 200_000
 
-_STACKS_FDS = (1000, 500, 250, 120)
-"""Descriptors for the file of the stacks: the first that is free and allowed. One that the script closes is lost."""
 OUTERMOST = """\
 with finished, caught:
     script()()"""
@@ -76,7 +73,6 @@ def prepare(
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
-    _register_stack_dump(os.environ.pop(stack_dump.VARIABLE, ""))
     _parts = parts.load(os.environ)
     _prepared = _PREPARE[how](argv)
     linux.set_command_line(sys.orig_argv, os.environ)
@@ -139,24 +135,6 @@ class _Finished:
 
 
 caught, finished = _Caught(), _Finished()
-
-
-def _register_stack_dump(stacks_file: str) -> None:
-    """Write the stacks of all threads to a file of the agent when the agent sends the signal. Empty: there is none."""
-    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
-        fd = os.open(stacks_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        faulthandler.register(stack_dump.SIGNUM, _with_high_number(fd), all_threads=True)
-
-
-def _with_high_number(fd: int) -> int:
-    """Move ``fd``, so that the first file of the script gets the number that it has without ddplaunch."""
-    for number in _STACKS_FDS:
-        if not os.path.exists(f"/proc/self/fd/{number}"):
-            with contextlib.suppress(OSError):  # Above the limit of open files.
-                moved = os.dup2(fd, number, inheritable=False)
-                os.close(fd)
-                return moved
-    return fd
 
 
 def _exit_with(error: BaseException) -> NoReturn:

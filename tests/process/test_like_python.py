@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.protocol import stack_dump
+from ddplaunch.features.hangs import worker_records
 from tests.support.programs import endings
 from tests.support.runs import PROGRAMS, Finished, environment, run
 
@@ -84,7 +84,7 @@ ALLOWED = (
         "process/status/SigCgt",
         "faulthandler's signals, one that asks for stacks, and glibc's own from OpenBLAS's threads in the forkserver",
         lambda plain, worker: (
-            _signals(plain) <= _signals(worker) <= _signals(plain) | _FATAL | {_SIGSETXID, stack_dump.SIGNUM}
+            _signals(plain) <= _signals(worker) <= _signals(plain) | _FATAL | {_SIGSETXID, worker_records.STACKS_SIGNAL}
         ),
     ),
     Allowed(

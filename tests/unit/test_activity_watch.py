@@ -57,7 +57,6 @@ class Watched:
             workers=[self.worker],
             streams=(self.stream,),
             all_ended=True,
-            request_stacks=lambda resume: self.stacks.append(resume),
             pids_by_local_rank=lambda: {0: PID},
         )
         self.reports: list[Any] = []
@@ -70,7 +69,8 @@ class Watched:
             post=self.events.append,
         )
         examiner: Any = SimpleNamespace(is_connected=lambda _pid: bool(self.status))
-        self.watch = ActivityWatch(node, self.group, examiner, self._ask_node)
+        dumps: Any = SimpleNamespace(request=lambda *, resume: self.stacks.append(resume), texts=())
+        self.watch = ActivityWatch(node, self.group, [dumps], examiner, self._ask_node)
 
     def _ask_node(self, limit_s: float) -> NodeEvidence:
         self.node_limits_s.append(limit_s)

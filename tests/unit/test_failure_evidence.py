@@ -16,6 +16,7 @@ from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.hangs import worker_records
 from ddplaunch.features.hangs.evidence import FailureEvidence
 from ddplaunch.features.hangs.examiner import Answer
+from ddplaunch.features.hangs.stack_dumps import StackDumps
 from ddplaunch.protocol.results import WorkerError, WorkerExit
 from tests.support.hangs import DATA
 
@@ -41,11 +42,12 @@ class Node:
             workers=self.workers,
             host="node1",
             all_ended=False,
-            request_stacks=lambda resume: None,
             pids_by_local_rank=lambda: {1: 101},
         )
         examiner: Any = SimpleNamespace(is_connected=lambda pid: True, ask=self._ask)
-        self.evidence = FailureEvidence(self.group, examiner, lambda call: call())
+        self.evidence = FailureEvidence(
+            self.group, [StackDumps(worker) for worker in self.workers], examiner, lambda call: call()
+        )
 
     def _ask(self, pids: object, request: bytes, timeout_s: float) -> dict[int, Answer]:
         assert (list(pids), request) == ([101], worker_records.RECORD)  # type: ignore[call-overload]

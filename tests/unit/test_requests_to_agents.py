@@ -36,7 +36,6 @@ class Agent:
             workers=(),
             host="node1",
             pids_by_local_rank=dict,
-            request_stacks=self._request,
         )
         node: Any = SimpleNamespace(
             spec=agent_spec(timeouts=TimeoutConfig(hang_report_s=None)),
@@ -44,7 +43,8 @@ class Agent:
             post=self.mailbox.post,
             outbox=SimpleNamespace(send=self.sent_to_launcher.append),
         )
-        self.watch = ActivityWatch(node, group, Examiner(), lambda _: NodeEvidence(host="node1"))
+        dumps: Any = SimpleNamespace(request=self._request, texts=())
+        self.watch = ActivityWatch(node, group, [dumps], Examiner(), lambda _: NodeEvidence(host="node1"))
 
     def _request(self, *, resume: bool) -> None:
         assert not resume

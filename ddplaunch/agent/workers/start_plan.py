@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import features
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import environment, stack_dump, start_method
+from ddplaunch.protocol import environment, start_method
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
 from ddplaunch.protocol.specs import ForkserverSpec, ProcessSpec
 from ddplaunch.system import devices, numa
@@ -222,7 +222,6 @@ def worker_spec(
     error_file, request_file = str(worker.error_file or ""), worker.open_request_file()
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
-        env[stack_dump.VARIABLE] = worker.open_stacks_file()
         env |= {features.variable(name): text for name, text in texts.items()}
     if spec.dry_run:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)

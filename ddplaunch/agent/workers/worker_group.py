@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log, read_error_file, shorten
+from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log, read_error_file
 from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.protocol.specs import AgentSpec
-
-_MAX_STACKS_CHARS = 64 << 10
-"""The end has the main thread."""
 
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
@@ -153,11 +150,6 @@ class WorkerGroup:
 
     # Signals.
 
-    def request_stacks(self, *, resume: bool) -> None:
-        """Make all workers write their Python stacks, as far as they can; ``resume`` those that are suspended."""
-        for worker in self.workers:
-            worker.request_stacks(resume=resume)
-
     def pids_by_local_rank(self) -> dict[int, int]:
         """Pids of the workers that run, by local rank; after ``kill`` and a wait, those that SIGKILL has not ended."""
         return {worker.local_rank: worker.pid for worker in self.workers if worker.is_running}
@@ -242,9 +234,7 @@ class WorkerGroup:
             pump.join(deadline)
         for copy in self._copies.values():
             copy.close()
-        for worker in self.workers:
-            worker.close_stacks_file()
-        return shorten([self._exit(worker, out_of_memory, stop_requested) for worker in self.workers if worker.pid])
+        return tuple(self._exit(worker, out_of_memory, stop_requested) for worker in self.workers if worker.pid)
 
     def _exit(self, worker: Worker, out_of_memory: Certainty, stop_requested: bool) -> WorkerExit:
         error = None
@@ -276,9 +266,7 @@ class WorkerGroup:
             ended_by_stop=killed_by_stop and error is not None and not stopped,
             tail=tail,
             log_file=main_log(worker.worker_dir, tails),
-            whereabouts=worker.whereabouts(),
             node_rank=self._node_rank,
-            stacks=worker.stacks[-1][-_MAX_STACKS_CHARS:] if worker.stacks and self.spec.run_dir_name else "",
             give_up=request.give_up,
             avoid_node=request.avoid_node,
         )

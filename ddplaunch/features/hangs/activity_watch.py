@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed
+from ddplaunch.features.hangs import stack_dumps
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol import stack_dump
 from ddplaunch.threads import begin, post_from_thread
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.hangs.rank_state import RankState
     from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
+    from ddplaunch.features.hangs.stack_dumps import StackDumps
 
 _SUSPENDED_S = 2.0
 """If a timer fires this much too late, this process was suspended meanwhile."""
@@ -58,6 +59,7 @@ class ActivityWatch:
         self,
         node: NodeServices,
         group: WorkerGroup,
+        stacks: Sequence[StackDumps],
         examiner: Examiner,
         ask_node: Callable[[float], NodeEvidence],
     ) -> None:
@@ -66,6 +68,7 @@ class ActivityWatch:
         Args:
             node: the agent, and its time limits.
             group: the workers of the attempt.
+            stacks: theirs, by local rank.
             examiner: asks the workers for their flight records.
             ask_node: asks NCCL and the GPUs; blocks for up to the given number of seconds.
         """
@@ -74,7 +77,7 @@ class ActivityWatch:
         shortest = min(self._limits, default=NEVER)
         self._first_sample_s = min(shortest / 10, _FIRST_SAMPLE_S) if self._limits else NEVER
         self._period_s = min(max(shortest / 6, _MIN_PERIOD_S), _MAX_PERIOD_S)
-        self._group, self._examiner, self._node_evidence = group, examiner, ask_node
+        self._group, self._stacks, self._examiner, self._node_evidence = group, stacks, examiner, ask_node
         self._send, self._post, self._to_own_launcher = node.report, node.post, node.outbox.send
         self._deadline = self._progress_at = self._busy_at = self._sampled_at = 0.0
         self._collective_at: float | None = None  # None: not known.
@@ -112,8 +115,8 @@ class ActivityWatch:
         if self._limits:
             self._send(WorkerActivity(self._group.attempt, is_finished=True))
         if self.is_hung:
-            self._group.request_stacks(resume=True)
-            end_s = time.monotonic() + stack_dump.DUMP_S
+            stack_dumps.request(self._stacks, resume=True)
+            end_s = time.monotonic() + stack_dumps.DUMP_S
             wait(lambda: self._group.all_ended, lambda: end_s)
 
     @property
@@ -134,7 +137,7 @@ class ActivityWatch:
         """
         if not self._is_quiet:
             return
-        self._group.request_stacks(resume=False)
+        stack_dumps.request(self._stacks)
         self._is_finished, self._is_stopping, self._examining = False, True, []
         self._asked = []
         taken_before = self._samples
@@ -172,7 +175,7 @@ class ActivityWatch:
         if self._examining or not self._asked:
             return
         self._examining, self._asked = self._asked, []
-        self._group.request_stacks(resume=False)
+        stack_dumps.request(self._stacks)
         self._second_stacks_at = time.monotonic() + _STACKS_APART_S
         if any(order.is_requested for order in self._examining):
             self._take_sample(reads_all=False)
@@ -195,7 +198,7 @@ class ActivityWatch:
         if now >= self._second_stacks_at:
             self._second_stacks_at = NEVER
             if not self._is_sampling:
-                self._group.request_stacks(resume=False)
+                stack_dumps.request(self._stacks)
                 self._take_sample(reads_all=True)
             return
         if self._examining:
@@ -337,7 +340,7 @@ class ActivityWatch:
     ) -> None:
         from ddplaunch.features.hangs import evidence
 
-        ranks = tuple(evidence.of_group(self._group, self._samples, earlier, with_stacks=True)) if orders else ()
+        ranks = tuple(evidence.of_group(self._group, self._samples, earlier, self._stacks)) if orders else ()
         for order in orders:
             self._send_examination(order, ranks, node)
 

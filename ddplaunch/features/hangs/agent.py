@@ -15,6 +15,7 @@ from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.hangs import examiner, node_evidence
 from ddplaunch.features.hangs.activity_watch import ActivityWatch
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkersExamined
+from ddplaunch.features.hangs.stack_dumps import StackDumps
 from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class HangPart(Part):
         super().__init__(node)
         self._group: WorkerGroup | None = None
         self._watch: ActivityWatch | None = None
+        self._stacks: list[StackDumps] = []
         self._failure_evidence: FailureEvidence | None = None
         self._attempt = 0
         self._examiner = examiner.of(node.worker_socket)
@@ -48,9 +50,8 @@ class HangPart(Part):
         return self._ras_address
 
     def for_worker(self, worker: Worker) -> dict[str, str]:
-        """As ``Part.for_worker``: the socket that it connects to; see ``part`` in ``worker``."""
-        name = self._node.worker_socket.open()
-        return {"hangs": name} if name else {}
+        """As ``Part.for_worker``: the file for its stacks, and the socket that it connects to; see ``worker.part``."""
+        return {"hangs": f"{self._stacks[worker.local_rank].open()} {self._node.worker_socket.open()}"}
 
     def on_connection(self, connection: Connection) -> bool:
         """As ``Part.on_connection``: of a worker with a process group, which can be asked from now on."""
@@ -65,7 +66,8 @@ class HangPart(Part):
         node = self._node
         ask_node = partial(self._ask_node, asks_nccl=not round_.first_rank)
         self._group, self._attempt, self._failure_evidence = group, round_.attempt, None
-        self._watch = ActivityWatch(node, group, self._examiner, ask_node)
+        self._stacks = [StackDumps(worker) for worker in group.workers]
+        self._watch = ActivityWatch(node, group, self._stacks, self._examiner, ask_node)
 
     def _ask_node(self, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
         """Ask NCCL and the GPUs. Any thread. NCCL's RAS answers for all nodes: one of them asks it."""
@@ -109,8 +111,16 @@ class HangPart(Part):
         elif not failure and (group.any_failed or not group.all_ended):
             from ddplaunch.features.hangs.evidence import FailureEvidence  # A job that succeeds does without.
 
-            self._failure_evidence = FailureEvidence(group, self._examiner, self._node.post)
+            self._failure_evidence = FailureEvidence(group, self._stacks, self._examiner, self._node.post)
             self._failure_evidence.take(self._node.wait)
+
+    def on_attempt_ended(self, exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
+        """As ``Part.on_attempt_ended``: where workers were when their stacks were asked for."""
+        for each in self._stacks:
+            each.close()
+        is_elsewhere = bool(self._node.spec.run_dir_name)
+        of_rank = {each.worker.rank: each for each in self._stacks}
+        return tuple(of_rank[exit_.rank].added_to(exit_, sends_text=is_elsewhere) for exit_ in exits)
 
     def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[Report, ...]:
         """As ``Part.evidence``: what the workers knew if a collective failed."""

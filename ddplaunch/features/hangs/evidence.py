@@ -18,13 +18,13 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import read_error_file
-from ddplaunch.features.hangs import flight_record, process_activity, worker_records
+from ddplaunch.features.hangs import flight_record, process_activity, stack_dumps, worker_records
 from ddplaunch.features.hangs.examiner import ANSWER_S, MAX_NAME, Answer
 from ddplaunch.features.hangs.process_activity import ProcessActivity
 from ddplaunch.features.hangs.rank_state import BUSY_CPU_SHARE
 from ddplaunch.features.hangs.records import MAX_STACK_CHARS, MAX_UNANSWERED, FlightRecord, PendingCall, RankEvidence
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import environment, first_failure, stack_dump
+from ddplaunch.protocol import environment, first_failure
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 from ddplaunch.threads import in_thread
@@ -38,9 +38,11 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.hangs.process_activity import Connection
+    from ddplaunch.features.hangs.stack_dumps import StackDumps
     from ddplaunch.protocol.results import WorkerExit
 
 _MAX_MISSING_CHARS = 300
+_NO_STACKS = ("Python stacks: the worker has written none; it is suspended, or not started by ddplaunch",)
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,15 @@ def _missing_status(examiner: Examiner, pid: int, status: Answer | None) -> str:
 
 
 def of_group(
-    group: WorkerGroup, samples: Mapping[int, Sample], earlier: Mapping[int, Sample], *, with_stacks: bool = False
+    group: WorkerGroup,
+    samples: Mapping[int, Sample],
+    earlier: Mapping[int, Sample],
+    stacks: Sequence[StackDumps] | None = None,
 ) -> Iterator[RankEvidence]:
-    """Evidence of each worker, by local rank. Without an ``earlier`` sample of a worker, nothing of it has moved."""
+    """Evidence of each worker, by local rank. Without an ``earlier`` sample of a worker, nothing of it has moved.
+
+    ``stacks``: the workers' dumps, by local rank, if they were asked for some.
+    """
     for worker in group.workers:
         sample = samples.get(worker.local_rank)
         if not worker.is_running or sample is None or sample.pid != worker.pid:
@@ -165,13 +173,18 @@ def of_group(
                 rank=worker.rank, local_rank=worker.local_rank, host=group.host, pid=worker.pid, is_running=False
             )
         else:
-            yield _of_worker(group.host, worker, sample, earlier.get(worker.local_rank), with_stacks)
+            dumps = stacks[worker.local_rank].texts[-2:] if stacks is not None else None
+            yield _of_worker(group.host, worker, sample, earlier.get(worker.local_rank), dumps)
 
 
-def _of_worker(host: str, worker: Worker, sample: Sample, earlier: Sample | None, with_stacks: bool) -> RankEvidence:
+def _of_worker(
+    host: str, worker: Worker, sample: Sample, earlier: Sample | None, dumps: tuple[str, ...] | None
+) -> RankEvidence:
+    """``dumps``: the last two at most; None if the worker was not asked for one."""
     if earlier is None or earlier.pid != sample.pid:
         earlier = sample
-    dumps = worker.stacks[-2:] if with_stacks else ()
+    missing_stacks = _NO_STACKS if dumps == () else ()
+    dumps = dumps or ()
     activity, before = sample.activity, earlier.activity
     written_at = max([worker.started_at, *(pump.stream.written_s for pump in worker.pumps)])
     return RankEvidence(
@@ -186,22 +199,17 @@ def _of_worker(host: str, worker: Worker, sample: Sample, earlier: Sample | None
         run_queue_wait_s=max(0.0, activity.run_queue_wait_s - before.run_queue_wait_s),
         collectives_moved=sample.status != earlier.status if sample.status and earlier.status else None,
         blocked_state=sample.blocked_state,
-        where=stack_dump.whereabouts(dumps[-1])[:MAX_NAME] if dumps else "",
-        stack_is_same=stack_dump.main_thread(dumps[-1]) == stack_dump.main_thread(dumps[-2]) if dumps[1:] else None,
+        where=stack_dumps.whereabouts(dumps[-1])[:MAX_NAME] if dumps else "",
+        stack_is_same=stack_dumps.main_thread(dumps[-1]) == stack_dumps.main_thread(dumps[-2]) if dumps[1:] else None,
         stacks=dumps[-1][-MAX_STACK_CHARS:] if dumps else "",
         waits_for_input=sample.waits_for_input,
-        debugger=stack_dump.debugger(dumps[-1]) if dumps else "",
+        debugger=stack_dumps.debugger(dumps[-1]) if dumps else "",
         pending=sample.pending,
         flight_record=sample.flight_record,
         busy_child=_busy_child(sample, earlier),
         unanswered=activity.unanswered[:MAX_UNANSWERED],
-        missing_sources=(*sample.missing_sources, *_missing_stacks(dumps, with_stacks)),
+        missing_sources=(*sample.missing_sources, *missing_stacks),
     )
-
-
-def _missing_stacks(dumps: tuple[str, ...], with_stacks: bool) -> tuple[str, ...]:
-    missing = with_stacks and not dumps
-    return ("Python stacks: the worker has written none; it is suspended, or not started by ddplaunch",) * missing
 
 
 def _busy_child(sample: Sample, earlier: Sample) -> str:
@@ -229,9 +237,15 @@ _MAX_CALLS = 16
 class FailureEvidence:
     """Evidence of one attempt, which ends because of a failure, or because another node is lost."""
 
-    def __init__(self, group: WorkerGroup, examiner: Examiner, post: Callable[[Callable[[], object]], None]) -> None:
-        """``examiner`` asks the workers of ``group``; ``post`` has the main thread call a function."""
-        self._group, self._examiner, self._post = group, examiner, post
+    def __init__(
+        self,
+        group: WorkerGroup,
+        stacks: Sequence[StackDumps],
+        examiner: Examiner,
+        post: Callable[[Callable[[], object]], None],
+    ) -> None:
+        """``stacks`` are those of ``group``, which ``examiner`` asks; ``post`` has the main thread call a function."""
+        self._group, self._stacks, self._examiner, self._post = group, stacks, examiner, post
         self._answers: dict[int, Answer] = {}
         self._thread: threading.Thread | None = None
         self._was_asked = False
@@ -244,7 +258,7 @@ class FailureEvidence:
             return
         self._was_asked = True
         if limit_s > _FAILED_S:  # The lines of the script matter where a rank has not come.
-            self._group.request_stacks(resume=False)
+            stack_dumps.request(self._stacks)
         has_asked = threading.Event()
 
         def ask() -> None:
@@ -282,15 +296,16 @@ class FailureEvidence:
         was_running = answer is not None or (self._was_asked and exit_.stopped)
         if answer and not record and not pending:
             record, pending = _record_of(answer), answer.pending
-        line = stack_dump.raised_at(exit_.error.traceback) if exit_.error else ""
+        stacks = self._stacks[worker.local_rank]
+        line = first_failure.raised_at(exit_.error.traceback) if exit_.error else ""
         return RankEvidence(
             rank=worker.rank,
             local_rank=worker.local_rank,
             host=self._group.host,
             pid=worker.pid,
             is_running=was_running,
-            blocked_state=worker.blocked_state if was_running else "",
-            where=(line or stack_dump.whereabouts("".join(worker.stacks[-1:])))[:MAX_NAME],
+            blocked_state=stacks.blocked_state if was_running else "",
+            where=(line or stack_dumps.whereabouts("".join(stacks.texts[-1:])))[:MAX_NAME],
             pending=pending,
             flight_record=record and _shortened(record),
         )

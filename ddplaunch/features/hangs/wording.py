@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
 from ddplaunch.features.hangs.waits import DEFAULT_GROUP, WaitReason, Why, elements
-from ddplaunch.protocol import stack_dump
+from ddplaunch.protocol.results import STACKS_FILE
 from ddplaunch.text import clock, plural, quote, ranks, size
 
 if TYPE_CHECKING:
@@ -293,6 +293,6 @@ def _stacks_files(attempt: AttemptResult, run_dir: str | None, *, is_remote: boo
     if not run_dir or not folders:
         return ""
     if is_remote:
-        return f"{run_dir}/failed/rank_*/{stack_dump.FILE}"
+        return f"{run_dir}/failed/rank_*/{STACKS_FILE}"
     folder = folders.pop() if len(folders) == 1 else f"{run_dir}/*/attempt_{attempt.attempt}"
-    return f"{folder}/*/{stack_dump.FILE}"
+    return f"{folder}/*/{STACKS_FILE}"

@@ -1,4 +1,6 @@
-"""Answers the agent's questions about process groups and torch's flight record, also while the script hangs.
+"""Tells the agent what the worker does, also while the script hangs.
+
+Writes Python stacks at a signal, and answers questions about process groups and torch's flight record.
 
 Runs in the worker, in one thread that starts when the script creates its first process group, and waits in a system
 call ever after: it costs nothing until the agent asks. Only ``keep_record`` runs in the main thread. A thread is needed
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import faulthandler
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 
 _C10D = "torch.distributed.distributed_c10d"
 
+_STACKS_FDS = (1000, 500, 250, 120)
+"""Descriptors for the file of the stacks: the first that is free and allowed. One that the script closes is lost."""
+
 _socket_name = ""
 _pid = _main_thread = 0
 """The process that may start the thread: a child that the script forks is not a worker."""
@@ -38,13 +44,33 @@ class Responder(WorkerPart):
         keep_record(error, folder)
 
 
-def part(socket_name: str) -> WorkerPart:
+def part(text: str) -> WorkerPart:
     """The part of this worker: starts the thread once the script creates a process group.
 
-    ``socket_name`` is the agent's socket.
+    ``text``: the agent's file for the stacks and its socket; an empty name for what it does not have.
     """
+    stacks_file, _, socket_name = text.partition(" ")
+    _register_stack_dump(stacks_file)
     prepare(socket_name)
     return Responder()
+
+
+def _register_stack_dump(stacks_file: str) -> None:
+    """Write the stacks of all threads to a file of the agent when the agent sends the signal."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+        fd = os.open(stacks_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        faulthandler.register(worker_records.STACKS_SIGNAL, _with_high_number(fd), all_threads=True)
+
+
+def _with_high_number(fd: int) -> int:
+    """Move ``fd``, so that the first file of the script gets the number that it has without ddplaunch."""
+    for number in _STACKS_FDS:
+        if not os.path.exists(f"/proc/self/fd/{number}"):
+            with contextlib.suppress(OSError):  # Above the limit of open files.
+                moved = os.dup2(fd, number, inheritable=False)
+                os.close(fd)
+                return moved
+    return fd
 
 
 def prepare(socket_name: str) -> None:

@@ -1,4 +1,4 @@
-"""How an agent examines its workers: requests and answers on their connections to its socket.
+"""How an agent examines its workers: a signal for Python stacks; requests and answers on connections to its socket.
 
 Used by the agent and the worker. No behaviour belongs here.
 
@@ -8,8 +8,13 @@ with this module's keys, followed by torch's flight record as torch wrote it.
 
 from __future__ import annotations
 
+import signal
+
 THREAD_NAME = b"ddplaunch-info"
 """Name of the thread that answers, in /proc/PID/task/TID/comm; at most 15 bytes."""
+
+STACKS_SIGNAL = signal.SIGRTMIN + 11
+"""A real-time signal that scripts and libraries do not use: the worker writes its stacks."""
 
 STATUS = b"s"
 """Request: torch's counters of collectives only. Takes about 0.1 ms."""

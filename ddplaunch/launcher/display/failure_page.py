@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.launcher.display import hints
-from ddplaunch.protocol import first_failure, stack_dump
+from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.text import clock, escape, fold_ints, quote, ranks
 
@@ -144,7 +144,7 @@ def _reason(exit_: WorkerExit) -> str:
     lines = exit_.error.message.strip().splitlines() if exit_.error else []
     if exit_.error is None or not lines:
         return how(exit_)
-    line = stack_dump.raised_at(exit_.error.traceback)
+    line = first_failure.raised_at(exit_.error.traceback)
     return lines[0][:_REASON_COLUMNS] + (f" ({line})" if line else "")
 
 

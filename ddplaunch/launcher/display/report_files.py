@@ -10,8 +10,8 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol import first_failure, stack_dump, wire
-from ddplaunch.protocol.results import RunResult
+from ddplaunch.protocol import first_failure, wire
+from ddplaunch.protocol.results import STACKS_FILE, RunResult
 from ddplaunch.system.files import kept_files, run_json
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def write_failures(result: RunResult, folder: Path) -> None:
             write_error_file(exit_, str(target / "error.json"))
         for exit_ in exits:
             if exit_.stacks:
-                kept_files.write_whole(_failed_folder(folder, exit_) / stack_dump.FILE, exit_.stacks)
+                kept_files.write_whole(_failed_folder(folder, exit_) / STACKS_FILE, exit_.stacks)
 
 
 def _failed_folder(folder: Path, exit_: WorkerExit) -> Path:

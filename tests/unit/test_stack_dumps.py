@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import ddplaunch
-from ddplaunch.protocol import stack_dump
+from ddplaunch.features.hangs import stack_dumps
 from tests.support import golden
 
 PACKAGE = Path(ddplaunch.__file__).parent
@@ -16,7 +16,7 @@ PACKAGE = Path(ddplaunch.__file__).parent
 def test_the_scripts_own_frame_and_what_it_called_or_the_debugger() -> None:
     def found(text: str) -> str:
         text = text.replace("PACKAGE", str(PACKAGE))
-        return stack_dump.debugger(text) or stack_dump.whereabouts(text)
+        return stack_dumps.debugger(text) or stack_dumps.whereabouts(text)
 
     golden.check_answers("stack_dumps", found)
 
@@ -30,4 +30,4 @@ def test_what_this_interpreter_writes_is_understood(tmp_path: Path) -> None:
         "step()\n"
     )
     subprocess.run([sys.executable, script, stacks], check=True)
-    assert stack_dump.whereabouts(stacks.read_text()) == "train.py:3 in step"
+    assert stack_dumps.whereabouts(stacks.read_text()) == "train.py:3 in step"
