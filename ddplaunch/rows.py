@@ -1,8 +1,8 @@
-"""Rows of the tables of options and commands, and parsers that several rows use.
+"""Rows of the tables of options, commands and schedulers, and parsers that several rows use.
 
 The command line makes its parser and its help page of the rows: its own, and those that the features bring. What a row
-names as ``module:name`` is imported on use. The rows are no dataclasses, whose methods would take 2 ms of each start to
-make.
+names as ``module:name`` is imported on use. Options and commands are no dataclasses, whose methods would take 2 ms of
+each start to make.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import OptionError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import seconds
 
 if TYPE_CHECKING:
@@ -183,6 +184,33 @@ class Command:
         self.takes_script = takes_script
         self.starts_run = starts_run
         self.takes_hosts = takes_hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerRow:
+    """One way in which a scheduler starts ddplaunch.
+
+    Attributes:
+        word: the value of ``--cluster`` that selects it.
+        variables: environment variables that are all set where this scheduler started ddplaunch.
+        read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
+            None if they are those of another job, or say too little.
+        own: patterns of the names of its variables, which are not forwarded to other machines.
+        ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
+            shows a usage error.
+        job: variables that identify a job, in one row of each scheduler; the first is set in all of its processes. A
+            keeper serves and outlives no other job.
+        job_processes: names of the processes that contain a job and end with it. Empty: the outermost process with the
+            job's first variable counts as it.
+    """
+
+    word: str
+    variables: tuple[str, ...]
+    read: str
+    own: tuple[str, ...]
+    ranks: tuple[str, ...] = ()
+    job: tuple[str, ...] = ()
+    job_processes: tuple[str, ...] = ()
 
 
 def load(path: str) -> Any:

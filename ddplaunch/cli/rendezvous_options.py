@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.cluster.scheduler_readers import SchedulerInfo
+    from ddplaunch.cluster.scheduler_info import SchedulerInfo
 
 ROWS = (
     Option(

@@ -17,12 +17,12 @@ from ddplaunch.cli import values
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
 from ddplaunch.cluster.job import ScheduledTask, SlurmJob
-from ddplaunch.errors import LaunchError, OptionError, StartNotice, UsageError
+from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from ddplaunch.cluster.scheduler_readers import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
+    from ddplaunch.cluster.scheduler_info import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
 
 _ENDPOINT_OPTIONS = ("rdzv_endpoint", "master_addr", "node_rank", "standalone")
 """Options that give the node rank or the rendezvous endpoint."""
@@ -85,12 +85,10 @@ def transport_of_command(hosts: Collection[Host], options: Mapping[str, Any], en
     Raises:
         UsageError: the scheduler's hostfile cannot be read.
     """
-    from ddplaunch.cluster.scheduler_readers import read_hosts
-
     scheduler = _detect(options, environ, selects_nodes=True) if hosts else None
     if scheduler is None or scheduler.transport == CompletedOptions.transport:
         return CompletedOptions.transport
-    names = {host.name for host in read_hosts(scheduler)}
+    names = {host.name for host in scheduler.find_hosts()}
     is_inside = all(host.name in names and host.user is None and host.port is None for host in hosts)
     return scheduler.transport if is_inside else CompletedOptions.transport
 
@@ -162,9 +160,7 @@ def _own_rank(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> int | Non
 
 def _with_hosts(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> CompletedOptions:
     """For one launcher that starts all nodes of the scheduler."""
-    from ddplaunch.cluster.scheduler_readers import read_hosts
-
-    hosts = read_hosts(scheduler)
+    hosts = scheduler.find_hosts()
     notices = _notices(scheduler.description, scheduler.warnings)
     if len(hosts) == 1 and (_is_here(hosts[0].name) or scheduler.this_host == hosts[0].name):
         return CompletedOptions(options, notices=notices)
@@ -193,32 +189,10 @@ def _with_endpoint(
     if launchers == 1:
         return CompletedOptions(options, task=scheduler.task, notices=notices)
     scheduler = replace(scheduler, launchers=launchers, ports=_ports(scheduler, options))
-    if scheduler_checks.missing_endpoint_error(scheduler):
-        scheduler = _exchange(scheduler, environ)
-    error = scheduler_checks.missing_endpoint_error(scheduler)
-    if error:
-        raise error
+    if scheduler.find_endpoint:
+        scheduler = scheduler.find_endpoint(scheduler)
     options = {**options, **_endpoint_options(scheduler, options)}
     return CompletedOptions(options, endpoint_source=scheduler, task=scheduler.task, notices=notices)
-
-
-def _exchange(scheduler: SchedulerInfo, environ: Mapping[str, str]) -> SchedulerInfo:
-    """``scheduler`` with the endpoint that its tasks exchange, as those of an mpirun can; unchanged if they cannot."""
-    from ddplaunch.cluster import endpoint_exchange, scheduler_checks, scheduler_readers
-    from ddplaunch.system import network
-    from ddplaunch.system.limits import NO_ROOM_HINT
-
-    addresses = None
-    if scheduler.is_server:
-        addresses = network.own_addresses({}) or (scheduler_readers.LOOPBACK,)
-    try:
-        exchanged = endpoint_exchange.exchange(environ, addresses)
-    except OSError as error:
-        message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
-        raise UsageError(message, scheduler_checks.endpoint_hint(scheduler)) from None
-    except RuntimeError as error:  # "can't start new thread"
-        raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
-    return scheduler_readers.with_exchanged(scheduler, *exchanged) if exchanged else scheduler
 
 
 def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a scheduler says of the job or task in which ddplaunch runs, as far as a run's configuration holds it.
 
-Made by ``scheduler_readers`` and ``slurm`` in the launcher; the agent gets the task. Data and pure rules.
+Made by the readers of schedulers, as in ``slurm``, in the launcher; the agent gets the task. Data and pure rules.
 """
 
 from __future__ import annotations

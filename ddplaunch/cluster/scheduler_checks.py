@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ddplaunch.cluster.job import ScheduledTask
-    from ddplaunch.cluster.scheduler_readers import SchedulerInfo
+    from ddplaunch.cluster.scheduler_info import SchedulerInfo
 
 _WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -69,23 +69,6 @@ def _check_task(scheduler: SchedulerInfo, task: ScheduledTask, nproc_per_node: i
             f"{name} assigned consecutive ranks to different nodes: rank {task.rank} is local rank {task.local_rank}",
             f"Assign consecutive ranks to each node ({per_node.format(task.local_world_size)}).",
         )
-
-
-def missing_endpoint_error(scheduler: SchedulerInfo) -> UsageError | None:
-    """The error for a run on several nodes without an endpoint; None if the scheduler names one."""
-    if scheduler.launchers == 1 or (scheduler.first_host and scheduler.ports):
-        return None
-    missing = "the port" if scheduler.first_host else "the host"
-    return UsageError(
-        f"{scheduler.name} started ddplaunch on several nodes without {missing} of their rendezvous",
-        endpoint_hint(scheduler),
-    )
-
-
-def endpoint_hint(scheduler: SchedulerInfo) -> str:
-    """What a user can do if the nodes do not know where they meet."""
-    how = scheduler.advice.export and f" ({scheduler.advice.export})"
-    return f"Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all{how}."
 
 
 def own_rank_warning(scheduler: SchedulerInfo) -> str:

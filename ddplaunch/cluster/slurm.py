@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import MAX_HOSTS, expand
-from ddplaunch.cluster.job import IGNORE, SlurmJob
+from ddplaunch.cluster.hostlist import MAX_HOSTS, expand, fold
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.job import IGNORE, ScheduledTask, SlurmJob
+from ddplaunch.cluster.scheduler_info import LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
@@ -22,6 +24,21 @@ if TYPE_CHECKING:
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Lowest id of a step that is not srun's: the batch script is 0xfffffffb (shown as -5 since 26.05, not set before),
 salloc's shell on a compute node 0xfffffffa."""
+
+
+_OUTSIDE_SRUN = (
+    "this is not a step of srun: it runs on one node only, and SLURM_NODEID and SLURM_PROCID are 0 there; put srun "
+    "before ddplaunch, or leave out the options of the rendezvous"
+)
+
+
+_SRUN = Advice(
+    per_node="srun --ntasks-per-node={}",
+    cpus="srun -c, --cpus-per-task, gives a task more",
+    gpus="srun --gpu-bind=none",
+    shell="a shell of srun --pty is one of them: use --cluster none in it, or srun --overlap",
+    node_rank="the shell of a batch script makes 0 of $SLURM_NODEID",
+)
 
 
 @dataclass(frozen=True)
@@ -186,6 +203,57 @@ def parse_counts(text: str, source: str = "the counts") -> tuple[int, ...]:
             raise UsageError(f"{source}={quote(text)}: not a list of counts like 8(x3),4", IGNORE)
         counts += [count] * times
     return tuple(counts)
+
+
+def of_step(environ: Mapping[str, str]) -> SchedulerInfo | None:
+    """This launcher is a task of a step that srun started."""
+    step = read_step(environ)
+    if step is None:
+        return None
+    nodes, per_node = len(step.hosts), step.tasks_per_node
+    token = f"slurm-{step.job_id}.{step.step_id}.{step.requeue_count}"
+    where = (
+        f"SLURM job {step.job_id}, step {step.step_id}: node {step.node_id} of {nodes} ({quote(fold(step.hosts), 60)})"
+    )
+    task = ScheduledTask(step.rank, step.local_rank, sum(per_node), per_node[step.node_id], step.node_id, per_node)
+    is_task, cpus = max(per_node) > 1, environ.get("SLURM_CPUS_ON_NODE", "")
+    return SchedulerInfo(
+        name="SLURM",
+        kind="task" if is_task else "node",
+        description=f"{where}, rank {step.rank} of {sum(per_node)}" if is_task else where,
+        index=step.rank,
+        launchers=sum(per_node),
+        first_host=LOOPBACK if nodes == 1 else step.hosts[0],
+        ports=(*step.reserved_ports[:8], *candidate_ports(token))[:8],
+        token=token,
+        is_server=step.node_id == step.local_rank == 0,
+        task=task if is_task else None,
+        warnings=tuple(lint(environ, step)),
+        cpus=None if is_task or not cpus.isdecimal() else int(cpus),
+        user_variables=(),
+        advice=_SRUN,
+    )
+
+
+def of_allocation(environ: Mapping[str, str]) -> SchedulerInfo | None:
+    """The shell or script of a job, outside of its steps: this launcher starts all nodes, through srun."""
+    hosts = read_allocation(environ)
+    if not hosts:
+        return None
+    job = f"SLURM job {environ['SLURM_JOB_ID']}"
+    return SchedulerInfo(
+        name="SLURM",
+        kind="allocation",
+        transport="srun",
+        description=f"{job}: {len(hosts)} nodes ({quote(fold(hosts), 60)}), not in a step of srun",
+        is_server=False,
+        find_hosts=lambda: tuple(map(Host, hosts)),
+        this_host=environ.get("SLURMD_NODENAME"),
+        warnings=tuple(lint(environ, None)),
+        endpoint_warning=_OUTSIDE_SRUN if len(hosts) > 1 else "",
+        user_variables=(),
+        advice=_SRUN,
+    )
 
 
 def lint(environ: Mapping[str, str], step: Step | None) -> Iterator[str]:

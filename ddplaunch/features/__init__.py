@@ -33,6 +33,7 @@ class Feature(NamedTuple):
     ``after_end``: in an agent that has a text of the feature, see ``texts``: ``act`` is called after the agent has
     sent AgentEnded.
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
+    ``schedulers``: ``ROWS`` are schedulers that may have started ddplaunch, see ``cluster.schedulers``.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
     and ``FROM_LAUNCHER`` what a command and a launcher say over the control socket.
@@ -71,6 +72,7 @@ FEATURES = (
     Feature("slurm", ("launcher",), before_run=("requeue", "slurm_job"), only="slurm_job"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher",)),
+    Feature("other_schedulers", ("schedulers",)),
     Feature("keep_runs", ("launcher", "agent")),
     Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("gpus", "health")),

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "timeouts": _BASE,
     "mailbox": {"threads"},
     "text": set(),
-    "rows": {"errors", "text"},
+    "rows": {"errors", "late_dataclass", "text"},
     "errors": {"late_dataclass"},
     "late_dataclass": set(),
     "threads": set(),

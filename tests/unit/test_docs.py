@@ -134,6 +134,7 @@ def codes_after(begin: str, text: str) -> set[int]:
     return {code for bounds in ranges for code in range(int(bounds[0]), int(bounds[-1]) + 1)}
 
 
+@pytest.mark.features
 def test_the_table_of_schedulers_is_the_one_in_the_code():
     table = [row for row in rows(read("docs/slurm-and-schedulers.md")) if row[1].startswith("`")]
     assert [row[1].strip("`") for row in table if row[1] != "`--cluster`"] == [row.word for row in schedulers.TABLE]

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.cluster import endpoint_exchange
-from ddplaunch.cluster.endpoint_exchange import exchange
-from ddplaunch.cluster.scheduler_readers import SchedulerInfo, candidate_ports, with_exchanged
+from ddplaunch.cluster.scheduler_info import candidate_ports
+from ddplaunch.features.other_schedulers import endpoint_exchange
+from ddplaunch.features.other_schedulers.endpoint_exchange import exchange
+from ddplaunch.features.other_schedulers.readers import open_mpi
 
 ANSWERS = (
     "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
@@ -98,12 +99,15 @@ def test_without_a_process_manager_there_is_no_exchange(environ: dict[str, str])
     assert exchange(environ, None) is None
 
 
-def test_what_the_environment_names_counts_more_than_what_is_exchanged():
-    named = SchedulerInfo(
-        name="MPI", kind="node", description="", is_server=False, first_host="gpu1", ports=(4,), token="t"
-    )
-    assert with_exchanged(named, "run", ("10.0.0.1",)) == named
-    bare = SchedulerInfo(name="MPI", kind="node", description="", is_server=False)
-    found = with_exchanged(bare, "run", ("10.0.0.1", "10.0.0.2"))
+def test_what_the_variables_name_counts_more_than_what_is_exchanged(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(endpoint_exchange, "exchange", lambda *_: ("run", ("10.0.0.1", "10.0.0.2")))
+    counts = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+    environ = {f"OMPI_COMM_WORLD_{name}": count for name, count in counts.items()}
+    bare = open_mpi(environ)
+    assert bare.find_endpoint
+    found = bare.find_endpoint(bare)
     assert (found.first_host, found.other_addresses, found.token) == ("10.0.0.1", ("10.0.0.2",), "mpi-run")
     assert found.ports == candidate_ports("mpi-run")
+    named = open_mpi({**environ, "MASTER_ADDR": "gpu1"})
+    assert named.find_endpoint
+    assert named.find_endpoint(named).first_host == "gpu1"

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from ddplaunch.cli import main
 from ddplaunch.cli.scheduler_options import transport_of_command
-from ddplaunch.cluster import endpoint_exchange, schedulers
+from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.cluster.scheduler_checks import lint
-from ddplaunch.cluster.scheduler_readers import PORTS, SchedulerInfo, candidate_ports
-from ddplaunch.cluster.schedulers import TABLE, SchedulerRow, detect
+from ddplaunch.cluster.scheduler_info import PORTS, SchedulerInfo, candidate_ports
+from ddplaunch.cluster.schedulers import TABLE, detect
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.protocol.env_forwarding import rule_of
+from ddplaunch.rows import SchedulerRow
 from ddplaunch.transport import transports
 from ddplaunch.transport.transports import TransportRow
 from tests.support import golden, texts
@@ -100,7 +101,14 @@ def told(config: LaunchConfig) -> str:
     return "\n".join(line for line in lines if line)
 
 
-@pytest.mark.parametrize("pages", ["schedulers", pytest.param("requeue", marks=pytest.mark.features)])
+@pytest.mark.parametrize(
+    "pages",
+    [
+        "schedulers",
+        pytest.param("other_schedulers", marks=pytest.mark.features),
+        pytest.param("requeue", marks=pytest.mark.features),
+    ],
+)
 def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_wins(
     pages: str, config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -116,14 +124,16 @@ def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_
     golden.check_pages(pages, page)
 
 
+@pytest.mark.features
 def test_the_list_of_hosts_may_name_this_machine_only(config_of, tmp_path: Path):
     (tmp_path / "nodes").write_text(f"{socket.gethostname()}\n")
     assert config_of({"PBS_JOBID": "7", "PBS_NODEFILE": str(tmp_path / "nodes")}).hosts == ()
 
 
+@pytest.mark.features
 @pytest.mark.usefixtures("no_threads")
 def test_tasks_of_mpirun_without_room_for_a_thread_get_a_message(config_of, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(endpoint_exchange, "_load_pmix", lambda: object())
+    monkeypatch.setattr("ddplaunch.features.other_schedulers.endpoint_exchange._load_pmix", lambda: object())
     environ = mpi(rank="1", size="4", local_rank="0", local_size="1")
     with pytest.raises(LaunchError, match="the launcher cannot start: can't start new thread") as raised:
         config_of({**environ, "PMIX_NAMESPACE": "prterun-a1-4711@1"})
@@ -154,7 +164,7 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
             transport="new-exec",
         )
 
-    reader = "ddplaunch.cluster.scheduler_readers"
+    reader = "ddplaunch.cluster.slurm"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
     row = SchedulerRow(word="new", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
@@ -164,7 +174,7 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_new_scheduler")
 def test_a_row_is_all_that_a_scheduler_needs(config_of):
-    found = config_of({"NEW_NODES": "a:slots=64,b:slots=64"})
+    found = config_of({"NEW_NODES": "a,b"})
     assert (found.hosts, found.transport, found.max_nodes) == ((Host("a"), Host("b")), "new-exec", 2)
 
 
@@ -195,6 +205,7 @@ def test_runs_rarely_share_a_first_candidate():
 # What only the node knows.
 
 
+@pytest.mark.features
 def test_what_is_likely_not_meant_is_told():
     def said(question: str) -> str:
         words, _, facts = question.partition(" | ")

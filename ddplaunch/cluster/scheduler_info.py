@@ -1,0 +1,111 @@
+"""What a scheduler or MPI launcher that started ddplaunch says of the start: SchedulerInfo, which its reader makes.
+
+Used in the launcher, before the configuration is built. Pure. ``cli.scheduler_options`` decides between the scheduler's
+facts and the user's options.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Literal
+
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.job import ScheduledTask
+from ddplaunch.late_dataclass import dataclass
+
+LOOPBACK = "127.0.0.1"
+
+StartKind = Literal["node", "task", "allocation"]
+
+PORTS = (16384, 28671)
+"""First and last candidate port: below the ports that Linux and Kubernetes assign (from 32768 and 30000) and torchrun's
+29400 and 29500, above those of most services."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What a user can do about a probable mistake, in the words of one scheduler. Empty: nothing is said of it.
+
+    Attributes:
+        per_node: the command that starts ``{}`` tasks on each node, consecutive ranks on one.
+        cpus: what gives a task more CPUs.
+        gpus: what lets each task see all GPUs of its node.
+        shell: for a terminal: how the step of a shell is no part of the run.
+        node_rank: why the user may have given node rank 0 on every node.
+    """
+
+    per_node: str = ""
+    cpus: str = ""
+    gpus: str = ""
+    shell: str = ""
+    node_rank: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerInfo:
+    """The scheduler that started ddplaunch, and the facts that its environment variables hold.
+
+    Attributes:
+        name: the scheduler's name, for messages.
+        kind: how ddplaunch was started. ``node``: once per node. ``task``: once per worker; this process is for the
+            worker ``task``. ``allocation``: once, for all nodes.
+        description: one line for ``-v``.
+        index: this launcher's number among ``launchers``; None if unknown.
+        launchers: number of launchers that were started, one per node, or one per worker for a ``task``; None if
+            unknown. Each has one agent in the rendezvous.
+        find_hosts: for an ``allocation``: returns its nodes in the scheduler's order. It may search them, as in a file,
+            and raise UsageError.
+        transport: how these are reached.
+        this_host: the name of this machine among these, where the environment says it.
+        find_endpoint: returns the SchedulerInfo that it gets with the endpoint, for which it may ask the other
+            launchers, or raises UsageError; None: the variables always name the endpoint.
+        first_host: host that serves the rendezvous; None if unknown.
+        other_addresses: further addresses of the first host, in the order to try.
+        ports: candidate ports of the rendezvous, in the order to try; see ``candidate_ports``.
+        token: text that is equal in all launchers of a run and differs between runs; a valid run id. None if unknown.
+        is_server: this launcher's agent serves the rendezvous: one of ``launchers`` must. False for an ``allocation``.
+        warnings: probable mistakes, one sentence each, which are shown whatever the kind is.
+        endpoint_warning: the same, of an endpoint that the user gives though ddplaunch was started once; may be empty.
+        cpus: number of CPUs that the scheduler has given this launcher on its node; None if unknown.
+        user_variables: variables of workers that the user may have set for all launchers, so that they are no mistake.
+        advice: against probable mistakes.
+    """
+
+    name: str
+    kind: StartKind
+    description: str
+    is_server: bool
+    index: int | None = None
+    launchers: int | None = None
+    find_hosts: Callable[[], tuple[Host, ...]] = tuple
+    transport: str = "ssh"
+    this_host: str | None = None
+    find_endpoint: Callable[[SchedulerInfo], SchedulerInfo] | None = None
+    first_host: str | None = None
+    other_addresses: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    token: str | None = None
+    task: ScheduledTask | None = None
+    warnings: tuple[str, ...] = ()
+    endpoint_warning: str = ""
+    cpus: int | None = None
+    user_variables: tuple[str, ...] = ("MASTER_ADDR", "MASTER_PORT")
+    advice: Advice = Advice()
+
+
+def candidate_ports(token: str, first: int = PORTS[0], last: int = PORTS[1], count: int = 8) -> tuple[int, ...]:
+    """Candidate ports of a run's rendezvous, computed from its token: equal on all nodes, in one order.
+
+    The serving node binds the first free port. The other nodes try all ports in turn until a store on one of them has
+    the run's token; a store without the token belongs to another run, or its node has not written the token yet.
+    """
+    ports: dict[int, None] = {}
+    for salt in itertools.count():
+        if len(ports) >= min(count, last - first + 1):
+            break
+        import hashlib  # Loads OpenSSL.
+
+        digest = hashlib.sha256(f"{token} {salt}".encode()).digest()
+        ports[first + int.from_bytes(digest[:8], "big") % (last - first + 1)] = None
+    return tuple(ports)

@@ -1,0 +1,229 @@
+"""Reads the variables of these schedulers and MPI launchers: environment -> ``SchedulerInfo``.
+
+Runs in the launcher, before the configuration is built. The readers are pure. What needs more than the variables is a
+function in the ``SchedulerInfo``, which is called only where it is needed: it reads the file with the hosts, or asks
+the other tasks for the endpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster.hostfile import read_hostfile
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import parse_entry
+from ddplaunch.cluster.job import IGNORE, ScheduledTask
+from ddplaunch.cluster.scheduler_info import LOOPBACK, Advice, SchedulerInfo, candidate_ports
+from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.system.limits import NO_ROOM_HINT
+from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ddplaunch.cluster.hosts import Host
+
+
+def _mpi(
+    name: str, variables: tuple[str, ...], per_node: str, export: str, environ: Mapping[str, str]
+) -> SchedulerInfo:
+    """A process of an MPI launcher; ``variables`` are the names of its rank, size, local rank and local size."""
+    rank, size, local_rank, local_size = (_number(environ, variable, name) for variable in variables)
+    if not (rank < size and local_rank < local_size <= size):
+        raise UsageError(f"{name}'s variables contradict each other: {_assignments(environ, variables)}", IGNORE)
+    by_node = rank % local_size == local_rank
+    tasks_per_node = () if size % local_size else (local_size,) * (size // local_size)
+    task = ScheduledTask(rank, local_rank, size, local_size, rank // local_size if by_node else None, tasks_per_node)
+    run = next((environ[id_] for id_ in _MPI_RUN_IDS if environ.get(id_)), "")
+    token = _token(run) if run else None
+    return SchedulerInfo(
+        name=name,
+        kind="task" if local_size > 1 else "node",
+        description=f"{name}: rank {rank} of {size}, local rank {local_rank} of {local_size}",
+        index=rank,
+        launchers=size,
+        first_host=LOOPBACK if size == local_size else environ.get("MASTER_ADDR") or None,
+        ports=_master_port(environ) or (candidate_ports(token) if token else ()),
+        token=token,
+        is_server=rank == 0,
+        task=task if local_size > 1 else None,
+        find_endpoint=partial(_find_endpoint, environ, f" ({export})"),
+        advice=Advice(per_node=per_node),
+    )
+
+
+def _find_endpoint(environ: Mapping[str, str], export: str, scheduler: SchedulerInfo) -> SchedulerInfo:
+    """``scheduler`` with the endpoint that its tasks exchange, if their variables do not name it.
+
+    ``export``, in messages: how variables are given to all tasks.
+
+    Raises:
+        UsageError: there is no endpoint.
+        LaunchError: no room for a thread.
+    """
+    hint = f"Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all{export}."
+    if not (scheduler.first_host and scheduler.ports):
+        try:
+            scheduler = _exchanged(environ, scheduler)
+        except OSError as error:
+            message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
+            raise UsageError(message, hint) from None
+        except RuntimeError as error:  # "can't start new thread"
+            raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
+    if scheduler.first_host and scheduler.ports:
+        return scheduler
+    missing = "the port" if scheduler.first_host else "the host"
+    message = f"{scheduler.name} started ddplaunch on several nodes without {missing} of their rendezvous"
+    raise UsageError(message, hint)
+
+
+def _exchanged(environ: Mapping[str, str], scheduler: SchedulerInfo) -> SchedulerInfo:
+    """``scheduler``, completed by what its tasks can exchange; what the variables name counts more."""
+    from ddplaunch.features.other_schedulers import endpoint_exchange
+    from ddplaunch.system import network
+
+    own = (network.own_addresses({}) or (LOOPBACK,)) if scheduler.is_server else None
+    exchanged = endpoint_exchange.exchange(environ, own)
+    if exchanged is None:
+        return scheduler
+    run, addresses = exchanged
+    first_host, *others = (scheduler.first_host,) if scheduler.first_host else addresses
+    token = scheduler.token or _token(run)
+    ports = scheduler.ports or candidate_ports(token)
+    return replace(scheduler, first_host=first_host, other_addresses=tuple(others), token=token, ports=ports)
+
+
+def _token(run: str) -> str:
+    """A token of the id that a process manager has given to one start of all tasks."""
+    return re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{run}")[:128]
+
+
+_MPI_RUN_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
+"""Ids of one mpirun; the scheduler's job id is equal for two mpiruns in one job. MPICH's mpiexec sets no id."""
+
+open_mpi = partial(
+    _mpi,
+    "Open MPI",
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "mpirun --map-by ppr:{}:node",
+    "mpirun -x",
+)
+jsrun = partial(
+    _mpi,
+    "jsrun",
+    ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    "jsrun --rs_per_host 1 --tasks_per_rs {}",
+    "jsrun -E",
+)
+pals = partial(
+    _mpi,
+    "PALS",
+    ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    "mpiexec --ppn {}",
+    "mpiexec --env",
+)
+mpich = partial(
+    _mpi,
+    "MPICH, Intel MPI",
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "mpiexec -ppn {}",
+    "mpiexec -genv",
+)
+
+
+def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
+    """The script of a job, which starts all nodes over SSH."""
+    if environ.get("LSF_PM_TASKID", "1") != "1":
+        return _started_without_facts(environ, "LSF", "blaunch")
+    text, hostfile = environ.get("LSB_MCPU_HOSTS", ""), environ.get("LSB_DJOB_HOSTFILE")
+    if not text and not hostfile:
+        return None
+    words = text.split()
+    if len(words) % 2 or not all(re.fullmatch(r"[0-9]{1,9}", slots) for slots in words[1::2]):
+        raise UsageError(f"LSB_MCPU_HOSTS={quote(text)}: not a list like hostA 4 hostB 4", IGNORE)
+    names = words[::2]
+    # With jsrun the list begins with the node of the job script, which has no GPU: batch2 1 h22n07 42.
+    if len(names) > 1 and words[1] == "1" and re.match(r"batch|launch|login", names[0]):
+        del names[0]
+    hosts = tuple(host for name in dict.fromkeys(names) for host in parse_entry(name, "LSB_MCPU_HOSTS"))
+    named = f"{len(hosts)} hosts ({_short(names)})" if hosts else f"hosts in {hostfile}"
+    return SchedulerInfo(
+        name="LSF",
+        kind="allocation",
+        description=f"LSF job {environ['LSB_JOBID']}: {named}, reached over ssh",
+        is_server=False,
+        find_hosts=partial(_from_file, hostfile) if hostfile and not hosts else lambda: hosts,
+    )
+
+
+def pbs(environ: Mapping[str, str]) -> SchedulerInfo:
+    """As for LSF."""
+    if environ.get("PBS_NODENUM", "0") != "0":
+        return _started_without_facts(environ, "PBS", "pbsdsh")
+    return SchedulerInfo(
+        name="PBS",
+        kind="allocation",
+        description=f"PBS job {environ['PBS_JOBID']}: hosts in {environ['PBS_NODEFILE']}, reached over ssh",
+        is_server=False,
+        find_hosts=partial(_from_file, environ["PBS_NODEFILE"]),
+    )
+
+
+def _started_without_facts(environ: Mapping[str, str], name: str, starter: str) -> SchedulerInfo:
+    """One of the processes that ``starter`` started, one per node; it must not start the other nodes over ssh."""
+    warning = (
+        f"{starter} started ddplaunch on this node without any information about the others: start ddplaunch once, in "
+        "the job script, or on every node with --nnodes, --node-rank and --rdzv-endpoint"
+    )
+    return SchedulerInfo(
+        name=name,
+        kind="node",
+        description=f"{name}: started by {starter}",
+        is_server=False,
+        find_endpoint=partial(_find_endpoint, environ, ""),
+        warnings=(warning,),
+    )
+
+
+def kubernetes(environ: Mapping[str, str]) -> SchedulerInfo:
+    """A pod of an indexed job."""
+    index = _number(environ, "JOB_COMPLETION_INDEX", "Kubernetes")
+    return SchedulerInfo(
+        name="Kubernetes",
+        kind="node",
+        description=f"Kubernetes indexed job: index {index}",
+        index=index,
+        first_host=environ.get("MASTER_ADDR") or None,
+        ports=_master_port(environ),
+        find_endpoint=partial(_find_endpoint, environ, ""),
+        is_server=index == 0,
+    )
+
+
+def _from_file(path: str) -> tuple[Host, ...]:
+    """The hosts of a scheduler's file, without slots: it counts CPUs, not workers."""
+    return tuple(replace(host, slots=None) for host in read_hostfile(path))
+
+
+def _master_port(environ: Mapping[str, str]) -> tuple[int, ...]:
+    text = environ.get("MASTER_PORT", "")
+    return (int(text),) if re.fullmatch(r"[0-9]{1,5}", text) and 0 < int(text) < 65536 else ()
+
+
+def _number(environ: Mapping[str, str], variable: str, name: str) -> int:
+    text = environ.get(variable, "")
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        problem = f"{variable}={quote(text)} is not a whole number" if text else f"{variable} is not set"
+        raise UsageError(f"{name} started ddplaunch, but {problem}", IGNORE)
+    return int(text)
+
+
+def _assignments(environ: Mapping[str, str], variables: Iterable[str]) -> str:
+    return ", ".join(f"{variable}={environ[variable]}" for variable in variables)
+
+
+def _short(names: Iterable[str]) -> str:
+    return quote(fold(names), 60)
