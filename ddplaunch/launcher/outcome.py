@@ -69,19 +69,22 @@ def _outcome(
     last: AttemptResult | None, error: LaunchError | None, signals: Sequence[int]
 ) -> tuple[Outcome, WorkerExit | None]:
     """The outcome, and the worker's failure that explains it if one does."""
+    first = _first_failure(last, is_explained=bool(error or (last and last.reason)))
     if error:
-        return "failed", (last.cause or first_failure.first_failure(last.exits)) if last else None
+        return "failed", first
     if last is None or last.attempt_follows:
         return "stopped", None
-    first = (last.cause or first_failure.first_failure(last.exits)) if last.outcome == "failed" else None
     if last.outcome == "failed" and signals and (first is None or first_failure.is_consequence(first)):
         # Nodes receive StopWorkers one after the other: a worker may fail because its peers are stopped before it.
         # Without a failed worker, processes could not be stopped; the result lists them.
         return "stopped", None
-    if (last.lost_rendezvous or last.hung) and first and first_failure.is_consequence(first):
-        # Nodes stop their workers one after the other: a worker may fail because its peers are stopped before it.
-        return last.outcome, None
-    return last.outcome, first
+    return last.outcome, first if last.outcome == "failed" else None
+
+
+def _first_failure(last: AttemptResult | None, *, is_explained: bool) -> WorkerExit | None:
+    """``is_explained``: the attempt ended for another reason, by which ranks lost their peers: a lost node, a hang."""
+    first = (last.cause or first_failure.first_failure(last.exits)) if last else None
+    return None if first and is_explained and first_failure.is_consequence(first) else first
 
 
 def _exit_code(

@@ -100,3 +100,21 @@ def test_the_loss_of_the_node_that_serves_ends_the_job_on_all_others_with_that_c
         assert "the rendezvous at node1:29400 is lost: " in done.err
     nodes[0].finish()
     wait_until(lambda: not lab.leftovers())
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_loss_of_another_node_ends_a_job_of_fixed_size_and_its_victims_did_not_fail_first(make_lab):
+    lab = make_lab(2)
+    nodes = [
+        node(lab, name, "--nnodes", "2", ROUNDS, "end", conf="keep_alive_interval=0.5") for name in ("node1", "node2")
+    ]
+    wait_for_world(nodes, 0)
+    lab["node2"].crash()  # The connections of its rank close at once.
+    done = nodes[0].finish()
+    assert done.returncode == NODE_LOST, done.err
+    assert done.report["first_failure"] is None
+    assert re.search(r"node2 \(node \d\) is lost", done.err)
+    assert "not restarted: 1 other node is left, and 2 are needed" in done.err
+    nodes[1].finish()
+    wait_until(lambda: not lab.leftovers())

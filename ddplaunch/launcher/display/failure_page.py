@@ -81,7 +81,7 @@ def summary(result: RunResult) -> str:
     cause = (
         f"{failure_line(first)}; the launcher on {first.host} shows the failure page"
         if first
-        else result.attempts[-1].reason or "the job failed"
+        else "; ".join(_reasons(result.attempts[-1])) or "the job failed"
     )
     return cause + (f"; report of this node in {result.run_dir}" if result.run_dir else "")
 
