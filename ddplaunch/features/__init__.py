@@ -23,13 +23,14 @@ class Feature(NamedTuple):
     """A folder, and which of these modules it has. None is imported before it is needed.
 
     The package itself may have ``rows()``: its options and commands, as ``rows`` describes them; ``EVENTS`` and
-    ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has.
+    ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has;
+    ``prepare(config, stdout_fd)`` and ``for_agent(config)``, see ``prepared`` and ``texts``; ``worker_environ(config,
+    inherited)``: what ``Part.worker_environ`` will return, as ``--plan`` shows it.
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, and ``begin``, if it has one, begins something ahead; see
     ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
-    ``plan``: ``worker_environ(config, inherited)`` returns what ``Part.worker_environ`` will, as ``--plan`` shows it.
     ``after_end``: in an agent that has a text of the feature, see ``texts``: ``act`` is called after the agent has
     sent AgentEnded.
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
@@ -44,9 +45,8 @@ class Feature(NamedTuple):
         name: the folder.
         modules: those that it has.
         needs: features whose records and rules it imports.
-        before_run: first a module that looks at a run before anything starts; then the settings, as attributes of
-            LaunchConfig, one of which a run must have for that: otherwise it is not imported. It may have
-            ``prepare(config, stdout_fd)``, see ``prepared``, and ``for_agent(config)``, see ``texts``.
+        before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
+            one of them. The agent starts after ``prepare``: both import late what they need.
         only: a setting, as an attribute of LaunchConfig: the launcher of a run without it has no part of the feature.
     """
 
@@ -58,18 +58,18 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
-    Feature("collect_logs", ("launcher", "records", "after_end"), (), ("launcher", "output.collect_logs", "text")),
+    Feature("collect_logs", ("launcher", "records", "after_end"), (), ("output.collect_logs", "text")),
     Feature("ps", ("queries",)),
     Feature("gpus", ("agent",)),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus")),
-    Feature("health", ("launcher", "agent", "records"), needs=("gpus",), before_run=("node_memory", "hosts")),
-    Feature("hangs", ("launcher", "agent", "worker", "plan", "records"), needs=("gpus", "ps")),
+    Feature("health", ("launcher", "agent", "records"), needs=("gpus",), before_run=("hosts",)),
+    Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
-    Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("launcher", "workers.debug_on_error")),
-    Feature("faults", ("launcher", "agent", "records"), before_run=("fault_spec", "injections"), only="injections"),
+    Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("workers.debug_on_error",)),
+    Feature("faults", ("launcher", "agent", "records"), before_run=("injections",), only="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "usage")),
-    Feature("metrics", ("launcher",), ("usage",), ("metrics", "output.metrics_file"), only="output.metrics_file"),
-    Feature("slurm", ("launcher",), before_run=("requeue", "slurm_job"), only="slurm_job"),
+    Feature("metrics", ("launcher",), ("usage",), ("output.metrics_file",), only="output.metrics_file"),
+    Feature("slurm", ("launcher",), before_run=("slurm_job",), only="slurm_job"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher",)),
     Feature("other_schedulers", ("schedulers",)),
@@ -77,7 +77,7 @@ FEATURES = (
     Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("gpus", "health")),
     Feature("functions", ("launcher", "agent", "worker", "target"), needs=("collect_logs",)),
-    Feature("warm", ("agent", "early_agent"), before_run=("early_agent", "keep_warm_s")),
+    Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",)),
 )
@@ -91,16 +91,17 @@ Their options stand in it below a heading of the help page.
 @cache
 def rows() -> tuple[Any, ...]:
     """The options and the commands that the features bring: what ``rows`` of their packages return."""
-    return tuple(row for package in _packages() if hasattr(package, "rows") for row in package.rows())
+    return tuple(row for package in packages() if hasattr(package, "rows") for row in package.rows())
 
 
-def _packages() -> Iterator[Any]:
+def packages() -> Iterator[Any]:
+    """The packages of all features, in their order."""
     return (import_module(f"{__name__}.{each.name}") for each in FEATURES)
 
 
 def declared(name: str) -> dict[str, str]:
     """What the packages of the features declare in a dictionary ``name``, as ``EVENTS``: all of them together."""
-    return {key: text for package in _packages() for key, text in getattr(package, name, {}).items()}
+    return {key: text for package in packages() for key, text in getattr(package, name, {}).items()}
 
 
 def loaded(module: str) -> Iterator[Any]:
@@ -133,12 +134,12 @@ def variable(name: str) -> str:
 
 
 def _before_run(config: object, function: str) -> Iterator[tuple[str, Any]]:
-    """The features that look at this run before it starts, with ``function`` of their modules that have it."""
+    """The features that look at this run before it starts, with ``function`` of their packages that have it."""
     for each in FEATURES:
-        if any(attrgetter(setting)(config) for setting in each.before_run[1:]):
-            module = import_module(f"{__name__}.{each.name}.{each.before_run[0]}")
-            if hasattr(module, function):
-                yield each.name, getattr(module, function)
+        if any(attrgetter(setting)(config) for setting in each.before_run):
+            package = import_module(f"{__name__}.{each.name}")
+            if hasattr(package, function):
+                yield each.name, getattr(package, function)
 
 
 def prepared(config: Config, stdout_fd: int | None = None) -> Config:

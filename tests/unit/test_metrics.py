@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddplaunch.errors import USAGE, OptionError
 from ddplaunch.features.gpus.records import Gpu
-from ddplaunch.features.metrics import metrics
+from ddplaunch.features.metrics import metrics, prepare
 from ddplaunch.features.metrics.metrics import METRICS, PERIOD_S, MetricsWatch, NodeMetrics, RunMetrics, text
 from ddplaunch.features.usage.records import (
     UsageSampled,
@@ -160,7 +160,7 @@ def test_a_slow_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def checked(path: Path) -> None:
-    metrics.prepare(launch_config(script="x.py", metrics_file=str(path)))
+    prepare(launch_config(script="x.py", metrics_file=str(path)), None)
 
 
 @pytest.mark.parametrize("name", ["none/run.prom", ".", "pipe"])

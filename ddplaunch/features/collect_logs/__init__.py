@@ -3,6 +3,11 @@
 In the same way comes what the functions of workers have returned.
 """
 
+from dataclasses import replace
+
+from ddplaunch.config import LaunchConfig
+from ddplaunch.errors import StartNotice
+
 
 def rows() -> tuple[object, ...]:
     """``--collect-logs``."""
@@ -17,3 +22,20 @@ def rows() -> tuple[object, ...]:
             after="--timestamps",
         ),
     )
+
+
+def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
+    """``config``, with a notice where nothing is copied."""
+    if not config.is_local or not config.output.collect_logs:
+        return config
+    notice = StartNotice("detail", "--collect-logs has no effect: all logs are written on this machine")
+    return replace(config, notices=(*config.notices, notice))
+
+
+def for_agent(config: LaunchConfig) -> str | None:
+    """The only name of the files to send; empty: all; None: no file is sent."""
+    if config.is_local:
+        return None
+    from ddplaunch.features.collect_logs.records import RESULT_FILE
+
+    return "" if config.output.collect_logs else RESULT_FILE if config.entry == "function" else None

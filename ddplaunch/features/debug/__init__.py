@@ -4,6 +4,11 @@ Parts in the launcher, the agent and the worker; ``records`` is what they say to
 imports torch.
 """
 
+import os
+
+from ddplaunch.config import LaunchConfig
+from ddplaunch.errors import UsageError
+
 EVENTS = {
     "debugger_opened": "a rank has stopped in a debugger, and waits for the terminal",
     "debugger_closed": "the rank goes on, or has ended, after `s` seconds in the debugger",
@@ -33,3 +38,19 @@ def rows() -> tuple[object, ...]:
             after="--shutdown-timeout",
         ),
     )
+
+
+def prepare(config: LaunchConfig, stdout_fd: int | None) -> LaunchConfig:
+    """``--debug-on-error``: raise UsageError if the only launcher of the run has no terminal."""
+    if not config.each_node_has_launcher and stdout_fd is not None and (problem := missing_terminal(stdout_fd)):
+        hint = "Start the job in a terminal, without a pipe or a redirection, or leave the option out."
+        raise UsageError(f"--debug-on-error needs a terminal: {problem}", hint, ("--debug-on-error",))
+    return config
+
+
+def missing_terminal(stdout_fd: int) -> str:
+    """Why no debugger can have the terminal; empty if one can."""
+    for name, fd in (("stdin", 0), ("stdout", stdout_fd)):
+        if not os.isatty(fd):
+            return f"{name} of ddplaunch is not one"
+    return ""

@@ -15,7 +15,7 @@ from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import UsageError
+from ddplaunch.features.debug import missing_terminal
 from ddplaunch.features.debug.records import (
     GiveTerminal,
     LeaveSession,
@@ -346,25 +346,6 @@ class Debugging(Watch):
         self._end()
         if self._terminal:
             self._terminal.close()
-
-
-# Before the run.
-
-
-def prepare(config: LaunchConfig, stdout_fd: int | None) -> LaunchConfig:
-    """``--debug-on-error``: raise UsageError if the only launcher of the run has no terminal."""
-    if not config.each_node_has_launcher and stdout_fd is not None and (problem := missing_terminal(stdout_fd)):
-        hint = "Start the job in a terminal, without a pipe or a redirection, or leave the option out."
-        raise UsageError(f"--debug-on-error needs a terminal: {problem}", hint, ("--debug-on-error",))
-    return config
-
-
-def missing_terminal(stdout_fd: int) -> str:
-    """Why no debugger can have the terminal; empty if one can."""
-    for name, fd in (("stdin", 0), ("stdout", stdout_fd)):
-        if not os.isatty(fd):
-            return f"{name} of ddplaunch is not one"
-    return ""
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:

@@ -3,6 +3,8 @@
 The launcher decides when, the agents act. Must not import torch.
 """
 
+from ddplaunch.config import LaunchConfig
+
 
 def rows() -> tuple[object, ...]:
     """``--inject``."""
@@ -26,3 +28,14 @@ def rows() -> tuple[object, ...]:
             heading="Dry run",
         ),
     )
+
+
+def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
+    """Before the run: raise UsageError for a fault of no rank, if the number of workers is known; otherwise later."""
+    from ddplaunch.features.faults.fault_spec import check, parse
+
+    faults = tuple(map(parse, config.injections))
+    nproc = config.workers.nproc_per_node
+    if isinstance(nproc, int):
+        check(faults, config.max_nodes * nproc, config.max_nodes)
+    return config

@@ -17,7 +17,6 @@ from ddplaunch.text import quote, seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ddplaunch.config import LaunchConfig
 
 FaultKind = Literal["kill", "exit", "hang", "slow", "lose", "partition", "crash agent"]
 
@@ -289,12 +288,3 @@ def check(injections: Iterable[FaultSpec], world_size: int, nodes: int) -> None:
             message = f"--inject '{fault.kind} {target}={number}': there is no {target} {number}"
             numbers = f"{target} 0" if count == 1 else f"{target}s 0 to {count - 1}"
             raise UsageError(message, f"This run has only {numbers}.")
-
-
-def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
-    """Before the run: raise UsageError for a fault of no rank, if the number of workers is known; otherwise later."""
-    faults = tuple(map(parse, config.injections))
-    nproc = config.workers.nproc_per_node
-    if isinstance(nproc, int):
-        check(faults, config.max_nodes * nproc, config.max_nodes)
-    return config

@@ -4,6 +4,10 @@ Agents sample their workers and report for how long they are quiet; the launcher
 waits for whom. A thread in each worker answers what torch knows of its collectives. What explains is pure.
 """
 
+from collections.abc import Mapping
+
+from ddplaunch.config import LaunchConfig
+
 EVENTS = {
     "quiet": "no rank has written output or called a collective since `t`; known 60 s later",
     "active": "the job is no longer quiet, after `s` seconds",
@@ -57,3 +61,11 @@ def rows() -> tuple[object, ...]:
         ),
         Command("--stacks", run="ddplaunch.features.hangs.stacks:stacks", takes_hosts=True),
     )
+
+
+def worker_environ(config: LaunchConfig, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The address of NCCL's RAS, if agents of this machine choose one: others know whether their machine has GPUs."""
+    from ddplaunch.features.hangs import node_evidence
+
+    is_chosen = not config.dry_run and config.is_local and node_evidence.own_address(inherited)
+    return {node_evidence.RAS_VARIABLE: "127.0.0.1:<a free port>"} if is_chosen else {}

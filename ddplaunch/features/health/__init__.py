@@ -5,6 +5,8 @@ keeps what runs have found in ``nodes_file``. ``log_folder`` tries the folder of
 kernel's log. The other modules are pure: values and records in, findings and sentences out.
 """
 
+from ddplaunch.config import LaunchConfig
+
 EVENTS = {
     "health": "a finding about the hardware of a node",
 }
@@ -43,3 +45,10 @@ def rows() -> tuple[object, ...]:
         Command("--forget", run="ddplaunch.features.health.node_memory:forget"),
         Command("--nodes", run="ddplaunch.features.health.node_memory:list_all"),
     )
+
+
+def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
+    """``config`` with the hosts of which earlier runs know faults at the end of the list, and a notice about them."""
+    from ddplaunch.features.health.node_memory import prepare
+
+    return prepare(config)

@@ -82,7 +82,7 @@ def _change(new: Callable[[list[NodeEvent]], list[NodeEvent]]) -> None:
 # Before a run.
 
 
-def prepare(config: LaunchConfig, _stdout_fd: int | None = None) -> LaunchConfig:
+def prepare(config: LaunchConfig) -> LaunchConfig:
     """``config`` with the hosts of which earlier runs know faults at the end of the list, and a notice about them."""
     if not config.hosts or config.dry_run:
         return config

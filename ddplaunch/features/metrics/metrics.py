@@ -9,13 +9,11 @@ about nodes, workers and GPUs, which are no longer known. Names are as OpenMetri
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddplaunch.errors import Level, OptionError
+from ddplaunch.errors import Level
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.features.usage.records import UsageSample, UsageSampled, UsageStarted
 from ddplaunch.late_dataclass import dataclass
@@ -29,8 +27,8 @@ from ddplaunch.version import __version__
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.features.usage.quantities import Quantity
     from ddplaunch.launcher.participants import Participants
     from ddplaunch.protocol.results import RunResult
@@ -94,7 +92,6 @@ _SAMPLED = [(each, _QUANTITIES[each.quantity]) for each in METRICS if each.quant
 """The metrics of samples, each with its quantity."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-_HINT = "Its folder must exist, and you must be able to write to it."
 PERIOD_S = 10.0
 _CLOSE_S = 2.0
 
@@ -226,20 +223,6 @@ def _number(value: float) -> str:
 
 
 # The file.
-
-
-def prepare(config: LaunchConfig, _stdout_fd: int | None = None) -> LaunchConfig:
-    """Before the run: raise OptionError if the file cannot be written, as far as that can be known."""
-    path = Path(config.output.metrics_file or "").absolute()
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise OptionError("--metrics-file", str(path), "is no regular file")  # A rename would replace it.
-    try:
-        fd, part = kept_files.new_part(path)
-        os.close(fd)
-        os.unlink(part)
-    except OSError as error:
-        raise OptionError("--metrics-file", str(path), error.strerror or "cannot be written", _HINT) from None
-    return config
 
 
 def write(path: Path, content: str) -> None:

@@ -3,6 +3,8 @@
 The launcher writes them while the run goes on. Must not import torch.
 """
 
+from ddplaunch.errors import OptionError
+
 
 def rows() -> tuple[object, ...]:
     """``--event-log-handler``."""
@@ -28,8 +30,6 @@ def _parse_events(text: str, option: str) -> str:
     Raises:
         OptionError: another word.
     """
-    from ddplaunch.errors import OptionError
-
     if text not in ("null", "console", "dynamic_rendezvous"):
         raise OptionError(option, text, "must be null or console")
     return "console" if text == "console" else "null"

@@ -3,6 +3,8 @@
 The launcher asks ``scontrol``, and loads nothing of it in a run outside of SLURM. Must not import torch.
 """
 
+from ddplaunch.config import LaunchConfig
+
 
 def rows() -> tuple[object, ...]:
     """``--requeue-on``."""
@@ -17,3 +19,10 @@ def rows() -> tuple[object, ...]:
             heading="Restarts and stopping",
         ),
     )
+
+
+def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
+    """``config`` with a warning if SLURM would not requeue the job; raise LaunchError if it cannot be asked."""
+    from ddplaunch.features.slurm.requeue import prepare
+
+    return prepare(config)

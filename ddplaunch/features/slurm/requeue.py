@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHOW_S, _REQUEUE_S = 15.0, 60.0
 
 
-def prepare(config: LaunchConfig, _stdout_fd: int | None = None) -> LaunchConfig:
+def prepare(config: LaunchConfig) -> LaunchConfig:
     """Before the run: ``config`` with a warning if SLURM would not requeue the job.
 
     Raises:

@@ -5,6 +5,8 @@ one thread. Nothing that belongs to a run stays in it: an agent is a fork of it,
 It never imports a module of the user, and ends itself if one is in memory.
 """
 
+from ddplaunch.config import LaunchConfig
+
 
 def rows() -> tuple[object, ...]:
     """``--keep-warm``."""
@@ -23,3 +25,10 @@ def rows() -> tuple[object, ...]:
             after="--preload",
         ),
     )
+
+
+def for_agent(config: LaunchConfig) -> str | None:
+    """What each agent leaves for the next run, a KeeperSpec, encoded; None: nothing."""
+    from ddplaunch.features.warm.early_agent import for_agent
+
+    return for_agent(config)
