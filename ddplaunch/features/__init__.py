@@ -46,8 +46,8 @@ class Feature(NamedTuple):
         modules: those that it has.
         needs: features whose records and rules it imports.
         before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
-            one of them. The agent starts after ``prepare``: both import late what they need.
-        only: a setting, as an attribute of LaunchConfig: the launcher of a run without it has no part of the feature.
+            one of them, or with ``only``. The agent starts after ``prepare``: both import late what they need.
+        only: a setting, too: the launcher of a run without it has no part of the feature.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
-    Feature("collect_logs", ("launcher", "records", "after_end"), (), ("output.collect_logs", "text")),
+    Feature("collect_logs", ("launcher", "records", "after_end"), (), ("text",), "output.collect_logs"),
     Feature("ps", ("queries",)),
     Feature("gpus", ("agent",)),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus")),
@@ -66,17 +66,17 @@ FEATURES = (
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("workers.debug_on_error",)),
-    Feature("faults", ("launcher", "agent", "records"), before_run=("injections",), only="injections"),
+    Feature("faults", ("launcher", "agent", "records"), only="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "usage")),
-    Feature("metrics", ("launcher",), ("usage",), ("output.metrics_file",), only="output.metrics_file"),
-    Feature("slurm", ("launcher",), before_run=("slurm_job",), only="slurm_job"),
+    Feature("metrics", ("launcher",), ("usage",), only="output.metrics_file"),
+    Feature("slurm", ("launcher",), only="slurm_job"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher",)),
     Feature("other_schedulers", ("schedulers",)),
     Feature("keep_runs", ("launcher", "agent")),
     Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("gpus", "health")),
-    Feature("functions", ("launcher", "agent", "worker", "target"), needs=("collect_logs",)),
+    Feature("functions", ("launcher", "agent", "worker", "target"), needs=("collect_logs",), only="text"),
     Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",)),
@@ -136,7 +136,7 @@ def variable(name: str) -> str:
 def _before_run(config: object, function: str) -> Iterator[tuple[str, Any]]:
     """The features that look at this run before it starts, with ``function`` of their packages that have it."""
     for each in FEATURES:
-        if any(attrgetter(setting)(config) for setting in each.before_run):
+        if any(attrgetter(setting)(config) for setting in (*each.before_run, each.only) if setting):
             package = import_module(f"{__name__}.{each.name}")
             if hasattr(package, function):
                 yield each.name, getattr(package, function)

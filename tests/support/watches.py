@@ -20,8 +20,18 @@ def run_services(
     send: Callable[[object], None] = ignore,
     folder: Path | None = None,
     show: Callable[..., None] = ignore,
-    post: Callable[[object], None] = ignore,
+    post: Callable[[Any], object] = ignore,
+    **parts: Any,
 ) -> RunServices:
-    """``send`` gets what goes to all nodes of the launcher, ``show`` the messages, ``post`` the events of threads."""
-    parts: Any = SimpleNamespace(send=send, show=show, note=ignore, drain=ignore)
-    return RunServices(config, "job7", parts, parts, parts, parts, parts, ignore, lambda: folder, post)
+    """``send`` gets what goes to all nodes of the launcher, ``show`` the messages, ``post`` the events of threads.
+
+    ``parts`` take the place of others.
+    """
+    rest: Any = SimpleNamespace(send=send, show=show, note=ignore, drain=ignore, run_id="job7")
+    run = RunServices(config, "job7", rest, rest, rest, rest, rest, ignore, lambda: folder, post)  # type: ignore[arg-type]
+    return run._replace(**parts)
+
+
+def call(function: Callable[[], object]) -> None:
+    """In place of ``post``: the main thread is this one."""
+    function()

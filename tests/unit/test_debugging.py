@@ -8,6 +8,7 @@ import os
 import pty
 import queue
 import resource
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed
 from tests.support import golden
-from tests.support.watches import ignore
+from tests.support.watches import call, run_services
 
 
 class FakeTerminal:
@@ -97,7 +98,10 @@ class Job:
         self.said: list[str] = []
         self.console, self.shutdown = FakeConsole(), FakeShutdown()
         config = LaunchConfig(script="x.py")
-        self.debugging = Debugging(config, self, self.shutdown, self.console, lambda call: call(), ignore)  # type: ignore[arg-type]
+        messages = SimpleNamespace(console=self.console)
+        self.debugging = Debugging(
+            run_services(config, post=call, nodes=self, shutdown=self.shutdown, messages=messages)
+        )
         self.start("0", "3")
 
     def opened(self, *arguments: Any) -> FakeTerminal:

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.collect_logs import log_collector, log_writer
-from ddplaunch.features.collect_logs.log_collector import LogCollector
+from ddplaunch.config import LaunchConfig
+from ddplaunch.features.collect_logs import launcher, log_writer
+from ddplaunch.features.collect_logs.launcher import LogCollector
 from ddplaunch.features.collect_logs.records import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.transport.handle import WithData
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import participants_of
 from tests.support.processes import wait_until
+from tests.support.watches import run_services
 
 OUT = "attempt_0/0/stdout.log"
 
@@ -49,7 +51,11 @@ class Run:
             self.nodes.on_agent_connected(node, NodeFacts())
             node.handle.sent.clear()
             node.state, node.unkillable_pids = NodeState.ENDING, ()
-        self.collected = LogCollector(folder, self.participants, self)
+        self.collected = self.collector(folder)
+
+    def collector(self, folder: Path | None, kind: str = "logs") -> LogCollector:
+        parts = {"nodes": self.nodes, "participants": self.participants, "messages": self}
+        return LogCollector(run_services(LaunchConfig(script="x.py"), folder=folder, **parts), kind)
 
     def show(self, text: str, level: int) -> None:
         self.said.append((text, level))
@@ -94,7 +100,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_why_values_of_a_node_have_not_arrived(tmp_path: Path) -> None:
     run = Run(tmp_path, "gpu1", "gpu2", "gpu3", "gpu4")
-    run.collected = LogCollector(tmp_path, run.participants, run, "return values")
+    run.collected = run.collector(tmp_path, "return values")
     run.find()
     for number in range(4):
         run.send(number, "attempt_0/0/return.pkl", b"value")
@@ -162,7 +168,7 @@ def test_who_sends_more_than_is_wanted_is_not_heard_any_more(run: Run, monkeypat
 
 
 def test_there_is_a_limit_to_the_bytes_of_a_node(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_collector, "_MAX_NODE_BYTES", 300 << 10)
+    monkeypatch.setattr(launcher, "_MAX_NODE_BYTES", 300 << 10)
     run.find()
     for _ in range(3):
         before = len(run.sent_to(0))
@@ -174,7 +180,7 @@ def test_there_is_a_limit_to_the_bytes_of_a_node(run: Run, monkeypatch: pytest.M
 
 
 def test_there_is_a_limit_to_the_files_of_a_node(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_collector, "MAX_FILES", 3)
+    monkeypatch.setattr(launcher, "MAX_FILES", 3)
     run.find(0)
     for number in range(4):
         run.send(0, f"attempt_0/{number}/stdout.log", b"")
@@ -235,11 +241,11 @@ def test_a_signal_ends_it_and_a_second_one_at_once(run: Run) -> None:
 def test_who_sends_nothing_is_given_up_and_who_does_not_leave_is_killed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_collector, "_STALL_S", 0.0)
+    monkeypatch.setattr(launcher, "_STALL_S", 0.0)
     run.find()
     wait_until(lambda: run.run_due() and GrantLogBytes(0) in run.sent_to(0))
     assert not run.nodes.all[0].handle.is_killed
-    monkeypatch.setattr(log_collector, "_EXIT_S", 0.0)
+    monkeypatch.setattr(launcher, "_EXIT_S", 0.0)
     run.sent(1)
     run.collected._senders[0].finish()
     wait_until(lambda: run.run_due() and run.nodes.all[0].handle.is_killed)
@@ -248,7 +254,7 @@ def test_who_sends_nothing_is_given_up_and_who_does_not_leave_is_killed(
 
 def test_without_a_folder_nothing_is_done_and_nothing_said(tmp_path: Path) -> None:
     run = Run(tmp_path, "gpu1")
-    run.collected = LogCollector(None, run.participants, run)
+    run.collected = run.collector(None)
     run.find()
     assert run.sent_to(0) == [GrantLogBytes(0)], "the node sends nothing, and ends"
     assert run.run_due() == float("inf")

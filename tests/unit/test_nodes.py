@@ -5,17 +5,20 @@ The agents are not real.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.slurm.node_watch import NodeWatch
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.node_progress import SweepNotice
 from ddplaunch.launcher.nodes import Node, NodeState
+from ddplaunch.launcher.participants import Participants
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, NeedsRendezvous, NodeDeparts, NodeSilent
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.transport.failures import HostFailure
@@ -24,8 +27,13 @@ from ddplaunch.transport.remote_start import NodeFacts
 from tests.support import golden
 from tests.support.configs import launch_config, rendezvous_config
 from tests.support.fake_agents import brief, participants_of, unexplained
+from tests.support.watches import ignore, run_services
 
 XID = "Xid 79, GPU 3 has fallen off the bus"
+
+
+def watch(config: LaunchConfig, participants: Participants, show: Callable[..., None] = ignore) -> NodeWatch:
+    return NodeWatch(run_services(config, show=show, nodes=participants.nodes, participants=participants))
 
 
 class Job:
@@ -40,7 +48,7 @@ class Job:
         self.participants = participants_of(
             (least, most), *hosts, rendezvous=rendezvous_config(), attempts=self.attempts, show=show
         )
-        self.watch = NodeWatch(launch_config(script="x.py"), self.participants, lambda _: None, show)
+        self.watch = watch(launch_config(script="x.py"), self.participants, show)
         shutdown = SimpleNamespace(in_progress=False, has_killed=False, node_ended=False, fail=self._fail)
         note = lambda kind, text, node: self.said.append(f"event {kind} of node {node}: {text}")  # noqa: E731
         self.lost = LostNodes(5.0, self.participants, self.attempts, shutdown, note, show, list)  # type: ignore[arg-type]
@@ -215,7 +223,7 @@ def own_watch(monkeypatch: pytest.MonkeyPatch) -> NodeWatch:
     job = Job("1:1 node02.example.com")
     job.connect("node02.example.com")
     config = launch_config(script="x.py", rendezvous=rendezvous_config())
-    return NodeWatch(config, job.participants, lambda _: None, job.participants._show)
+    return watch(config, job.participants)
 
 
 def test_where_each_node_has_a_launcher_its_agent_is_told_of_a_change(own_watch: NodeWatch):
@@ -232,11 +240,6 @@ def test_launchers_of_one_node_each_take_turns_and_ask_less_often_in_large_jobs(
 ):
     monkeypatch.setenv("SLURM_NTASKS", "1000")
     monkeypatch.setenv("SLURM_PROCID", "999")
-    large = NodeWatch(
-        launch_config(script="x.py", rendezvous=rendezvous_config()),
-        own_watch._participants,
-        lambda _: None,
-        lambda *_: None,
-    )
+    large = watch(launch_config(script="x.py", rendezvous=rendezvous_config()), own_watch._participants)
     assert (large._first_s, large._period_s) == (199.8, 200.0)
     assert (own_watch._first_s, own_watch._period_s) == (0.0, 60.0)

@@ -6,10 +6,12 @@ import errno
 import json
 import os
 import stat
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import Level
 from ddplaunch.features.run_events import event_file
 from ddplaunch.features.run_events.event_file import EventFile
@@ -19,6 +21,7 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnd
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from ddplaunch.system.files.run_json import EVENTS
 from tests.support import golden
+from tests.support.watches import run_services
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +34,8 @@ class Log:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / EVENTS
-        self.events = RunEvents(folder, "job7", HOSTS.__getitem__)
+        nodes = SimpleNamespace(all=[SimpleNamespace(host=host) for host in HOSTS])
+        self.events = RunEvents(run_services(LaunchConfig(script="x.py"), folder=folder, nodes=nodes))
 
     def on(self, index: int, event: object) -> None:
         self.events.on_event(index, event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,19 @@ from ddplaunch.config import OutputConfig
 from ddplaunch.features.page import launcher as run_page
 from ddplaunch.features.page import make
 from ddplaunch.features.page.launcher import RunPage
+from ddplaunch.launcher.watches import RunEnd
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
-from ddplaunch.protocol.results import AttemptResult
+from ddplaunch.protocol.results import AttemptResult, Outcome, RunResult
 from tests.support import golden
+from tests.support.watches import run_services
 
 STARTED = AttemptStarted(0, 1, (11,), 0, 1, 0)
 FAILED = AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=1.0))
+
+
+def end(outcome: Outcome, duration_s: str, is_interrupted: Callable[[], bool] = bool) -> RunEnd:
+    result = RunResult("job7", 0, outcome, float(duration_s), attempts=(FAILED.result,))
+    return RunEnd(result, None, {}, is_interrupted)
 
 
 class Run:
@@ -33,7 +41,7 @@ class Run:
         monkeypatch.setattr(run_page, "_Child", lambda _: Child(self))
         monkeypatch.setattr(run_page.time, "monotonic", lambda: self.now)
         config = LaunchConfig(script="train.py", output=OutputConfig(page=is_on))
-        self.page = RunPage(config, lambda: folder)
+        self.page = RunPage(run_services(config, folder=folder))
         self.page.on_event(0, STARTED)
 
     def due(self, now: str) -> None:
@@ -52,7 +60,7 @@ class Run:
         self.children[int(number)].kill()
 
     def ends(self, duration_s: str, has_failed: str = "") -> None:
-        self.page.begin_last(float(duration_s), has_failed=bool(has_failed))
+        self.page.on_run_ended(end("failed" if has_failed else "succeeded", duration_s))
 
     def wait(self, duration_s: str, signal: str = "") -> None:
         """Wait for the last page, each look at the clock a second later."""
@@ -61,7 +69,7 @@ class Run:
             self.now += 1.0
             return bool(signal)
 
-        self.page.wait_for_last(float(duration_s), is_interrupted)
+        self.page.finish(end("succeeded", duration_s, is_interrupted))
         self.said.append(f"after {self.now - 1000:g} s")
 
 

@@ -20,6 +20,7 @@ from tests.support import golden
 from tests.support.configs import launch_config, rendezvous_config
 from tests.support.fake_agents import participants_of
 from tests.support.processes import wait_until
+from tests.support.watches import call, run_services
 
 NOW_S = 1_795_373_076.0
 
@@ -110,7 +111,7 @@ def watch_of(answers: list[object], **config: object) -> NodeWatch:
     participants = participants_of((2, 2), "a", "b", rendezvous=rendezvous_config())
     settings = {"script": "x.py", "min_nodes": 2, "max_nodes": 2, "slurm_job": SlurmJob("7"), **config}
     config = launch_config(hosts=(Host("a"), Host("b")), **settings)
-    watch = NodeWatch(config, participants, lambda call: call(), lambda *_: None)
+    watch = NodeWatch(run_services(config, post=call, nodes=participants.nodes, participants=participants))
     watch.on_answer = answers.append  # type: ignore[method-assign]
     return watch
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def act(spec: AgentSpec, text: str, outbox: Outbox, mailbox: Mailbox[object], launcher_lost: threading.Event) -> None:
-    """Send the files of this node, if it has a folder and a launcher. ``text``: as ``wanted.for_agent``."""
+    """Send the files of this node, if it has a folder and a launcher. ``text``: as ``for_agent`` of the package."""
     if spec.node_dir and not launcher_lost.is_set():
         LogSender(outbox, mailbox).send(Path(spec.node_dir), text)
 

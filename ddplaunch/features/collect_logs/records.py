@@ -1,6 +1,6 @@
 """Transfer of a node's log files to the launcher at the end of a run: records, limits and safe file names.
 
-Pure. The launcher (``log_collector``) grants bytes to the agent (``after_end``), and grants more after it has written
+Pure. The launcher (``LogCollector``) grants bytes to the agent (``after_end``), and grants more after it has written
 some. At most ``WINDOW_BYTES`` of a node are in transit: that limits memory and the delay of a pong.
 """
 

@@ -37,14 +37,10 @@ from ddplaunch.text import escape, ranks
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.features.debug.terminal import Terminal
     from ddplaunch.launcher.control_socket import ControlRequest
-    from ddplaunch.launcher.display.console import Console
-    from ddplaunch.launcher.nodes import Nodes
-    from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.launcher.watches import RunServices
 
 _SETTLE_S = 0.2
@@ -96,18 +92,9 @@ class _Session:
 class Debugging(Watch):
     """The debug sessions of one run."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        nodes: Nodes,
-        shutdown: Shutdown,
-        console: Console,
-        post: Callable[[Callable[[], object]], None],
-        note: Callable[..., None],
-    ) -> None:
-        """``post`` has the main thread call a function; any thread calls it. ``note``: as ``Watches.note``."""
-        self._chosen, self._note = config.workers.debug_ranks, note
-        self._nodes, self._shutdown, self._console, self._post = nodes, shutdown, console, post
+    def __init__(self, run: RunServices) -> None:
+        self._chosen, self._note, self._post = run.config.workers.debug_ranks, run.note, run.post
+        self._nodes, self._shutdown, self._console = run.nodes, run.shutdown, run.messages.console
         self._noted: dict[tuple[int, int], tuple[float, SessionOpened]] = {}
         """All sessions that are open, and since when."""
         self._sessions: dict[tuple[int, int], _Session] = {}
@@ -350,4 +337,4 @@ class Debugging(Watch):
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (Debugging(run.config, run.nodes, run.shutdown, run.messages.console, run.post, run.note),)
+    return (Debugging(run),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.collect_logs.launcher import collector
+from ddplaunch.features.collect_logs.launcher import LogCollector
 from ddplaunch.launcher.watches import Watch
 
 if TYPE_CHECKING:
@@ -37,5 +37,5 @@ def watches(run: RunServices) -> tuple[Watch, ...]:
         return ()
     if run.config.is_local:
         return (ReturnValues(run, {}),)
-    collected = collector(run, "logs" if run.config.output.collect_logs else "return values")
+    collected = LogCollector(run, "logs" if run.config.output.collect_logs else "return values")
     return collected, ReturnValues(run, collected.missing)

@@ -25,10 +25,8 @@ from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.watches import RunEnd, RunServices
 
 OFF_VARIABLE = "DDPLAUNCH_PAGE"
@@ -94,11 +92,10 @@ class _Child:
 class RunPage(Watch):
     """The page of one run."""
 
-    def __init__(self, config: LaunchConfig, folder: Callable[[], Path | None]) -> None:
-        """``folder`` returns the run's; None if no files are kept."""
-        self._is_on = config.output.page and os.environ.get(OFF_VARIABLE) != "off"
-        self._folder = folder
-        self._is_awaited = bool(config.on_exit)
+    def __init__(self, run: RunServices) -> None:
+        self._is_on = run.config.output.page and os.environ.get(OFF_VARIABLE) != "off"
+        self._folder = run.folder
+        self._is_awaited = bool(run.config.on_exit)
         self._due = NEVER
         self._child: _Child | None = None
         self._prepared: _Child | None = None
@@ -136,33 +133,26 @@ class RunPage(Watch):
     # The end of the run.
 
     def on_run_ended(self, end: RunEnd) -> None:
-        """Begin to make the last page."""
-        self.begin_last(end.result.duration_s, has_failed=end.result.outcome == "failed" and bool(end.result.attempts))
-
-    def finish(self, end: RunEnd) -> None:
-        """Wait for the last page."""
-        self.wait_for_last(end.result.duration_s, end.is_interrupted)
-
-    def begin_last(self, run_s: float, *, has_failed: bool) -> None:
         """The report is written: begin to make the last page. A run below ``_SHORT_S`` has one if workers failed."""
+        have_failed = end.result.outcome == "failed" and bool(end.result.attempts)
         self._due = NEVER
         if self._child:  # It would not have the report, and could replace the last page.
             self._child.kill()
         self._child = None
-        if run_s >= _SHORT_S or self._is_awaited or has_failed:
+        if end.result.duration_s >= _SHORT_S or self._is_awaited or have_failed:
             self._start()
         elif self._prepared:
             self._prepared.kill()
 
-    def wait_for_last(self, run_s: float, is_interrupted: Callable[[], bool]) -> None:
-        """Wait for the last page, until ``is_interrupted()``; a page that takes too long for the run is given up."""
-        limit_s = _MOST_S if self._is_awaited else min(_MOST_S, max(_LEAST_S, run_s / _PATIENCE))
+    def finish(self, end: RunEnd) -> None:
+        """Wait for the last page; one that takes too long for the run is given up."""
+        limit_s = _MOST_S if self._is_awaited else min(_MOST_S, max(_LEAST_S, end.result.duration_s / _PATIENCE))
         deadline = time.monotonic() + limit_s
         while self._child and not self._child.ended.wait(_POLL_S):
-            if is_interrupted() or time.monotonic() > deadline:
+            if end.is_interrupted() or time.monotonic() > deadline:
                 self._child.kill()
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (RunPage(run.config, run.folder),)
+    return (RunPage(run),)

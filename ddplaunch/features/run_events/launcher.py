@@ -18,8 +18,7 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnd
 from ddplaunch.transport.handle import AgentConnected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Output
@@ -32,17 +31,17 @@ _MAX_FAILURES = 20
 class RunEvents(Watch):
     """The events of one run."""
 
-    def __init__(self, folder: Path | None, run_id: str, host_of: Callable[[int], str]) -> None:
-        """``folder``: the run's; None: no file. ``host_of`` returns the host of a node, by its index."""
-        self._file, self._host_of = EventFile(folder), host_of
+    def __init__(self, run: RunServices) -> None:
+        self._file, self._nodes = EventFile(run.folder()), run.nodes
         self._started_s: dict[tuple[int, int], float] = {}
         self._has_started = False
         self._heard: set[tuple[int, str]] = set()
-        self._file.add({"schema": SCHEMA, "t": round(time.time(), 3), "event": "run_started", "text": run_id})
+        text, t = run.messages.run_id, round(time.time(), 3)
+        self._file.add({"schema": SCHEMA, "t": t, "event": "run_started", "text": text})
 
     def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
         """Write an event. Any thread; never blocks."""
-        where = {} if node is None else {"node": node, "host": self._host_of(node)}
+        where = {} if node is None else {"node": node, "host": self._nodes.all[node].host}
         moment = round(time.time() if t is None else t, 3)
         self._file.add({"t": moment, "event": event, **where, **facts, **({"text": text} if text else {})})
 
@@ -123,9 +122,8 @@ class RunEvents(Watch):
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    events = RunEvents(run.folder(), run.messages.run_id, lambda index: run.nodes.all[index].host)
     if run.config.output.events != "console":
-        return (events,)
+        return (RunEvents(run),)
     from ddplaunch.features.run_events.worker_events import WorkerEvents  # Few runs wait for the import.
 
-    return (events, WorkerEvents(run))
+    return RunEvents(run), WorkerEvents(run)

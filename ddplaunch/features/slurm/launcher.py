@@ -26,4 +26,4 @@ class Requeue(Watch):
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    return NodeWatch(run.config, run.participants, run.post, run.messages.show), Requeue(run)
+    return NodeWatch(run), Requeue(run)

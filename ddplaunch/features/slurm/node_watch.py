@@ -24,11 +24,10 @@ from ddplaunch.text import quote
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node
-    from ddplaunch.launcher.participants import Participants
+    from ddplaunch.launcher.watches import RunServices
 
 INTERVAL_S = 60.0
 _LIMIT_S = 2.0
@@ -39,21 +38,15 @@ _MAX_REASON = 500
 class NodeWatch(Watch):
     """Asks SLURM about the nodes of the run, and tells the coordinator which ones leave after the attempt."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        participants: Participants,
-        post: Callable[[Callable[[], object]], None],
-        show: Callable[[str, int], None],
-    ) -> None:
-        """``post`` has the main thread call a function, in any thread; ``show`` shows a message of a ``Level``."""
+    def __init__(self, run: RunServices) -> None:
+        config = run.config
         self._is_alone = config.each_node_has_launcher
         asks = config.slurm_job and (self._is_alone or config.launcher_assigns_rendezvous) and not config.dry_run
         self._is_on = bool(asks and shutil.which("scontrol"))
         count, own = (_number(f"SLURM_{name}") if self._is_alone else 0 for name in ("NTASKS", "PROCID"))
         self._period_s, self._first_s = max(INTERVAL_S, count / _MAX_RATE), own / _MAX_RATE
-        self._nodes, self._participants = participants.nodes, participants
-        self._post, self._show = post, show
+        self._nodes, self._participants = run.nodes, run.participants
+        self._post, self._show = run.post, run.messages.show
         self._ask_at = NEVER
         self._is_asking = False
         self._told: set[int] = set()
