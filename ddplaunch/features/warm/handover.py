@@ -26,7 +26,7 @@ from ddplaunch.worker import forkserver
 
 if TYPE_CHECKING:
     from ddplaunch.features.warm.imports import Imports
-    from ddplaunch.features.warm.records import Takeover
+    from ddplaunch.features.warm.records import KeeperRequest
     from ddplaunch.worker.forkserver import Continuation
 
 READY = "ready"
@@ -34,7 +34,7 @@ READY = "ready"
 
 
 def become_agent(
-    request: Takeover, fds: list[int], client: int, report: int, imports: Imports, own_path: list[str]
+    request: KeeperRequest, fds: list[int], client: int, report: int, imports: Imports, own_path: list[str]
 ) -> Continuation:
     """Make this fork of the keeper an agent, and fork its forkserver. Returns what the process must run.
 
@@ -81,7 +81,7 @@ def _open_files() -> int:
 
 
 def _fork_forkserver(
-    request: Takeover, report: int, client: int, imports: Imports, own_path: list[str]
+    request: KeeperRequest, report: int, client: int, imports: Imports, own_path: list[str]
 ) -> Continuation:
     ours, theirs = socket.socketpair()
     agent_pid = os.getpid()

@@ -20,17 +20,13 @@ from ddplaunch.features.warm import handover, keeper_files, pressure, surroundin
 from ddplaunch.features.warm.imports import Imports, user_folders
 from ddplaunch.features.warm.records import (
     ANSWER_S,
-    FROM_KEEPER,
     MAX_INHERITED,
     MAX_REQUEST_BYTES,
     TAKEOVER_FDS,
-    TO_KEEPER,
     AgentGone,
-    Inquiry,
     KeeperAnswer,
+    KeeperRequest,
     KeeperSpec,
-    TakenOver,
-    Takeover,
 )
 from ddplaunch.protocol import fd_records, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND
@@ -57,7 +53,7 @@ _AGENT_MODULES = (
     "ddplaunch.rounds.coordinator",
     *features.paths("agent"),
 )
-_RECORDS = (*TO_KEEPER, AgentSpec, ForkserverSpec, ProcessSpec, *FROM_FORKSERVER)
+_RECORDS = (KeeperRequest, AgentSpec, ForkserverSpec, ProcessSpec, *FROM_FORKSERVER)
 """What this process, an agent and a forkserver read before the first line of a worker."""
 
 _CHECK_S = 5.0
@@ -170,7 +166,7 @@ class Keeper:
         client = keeper_files.connected(self._path, ANSWER_S)
         if client is None:
             return False
-        inquiry = Inquiry(
+        inquiry = KeeperRequest(
             surroundings=self._parts,
             env=self.imports.environ,
             preload=self._spec.preload,
@@ -179,7 +175,7 @@ class Keeper:
         )
         with client, contextlib.suppress(OSError, wire.ProtocolError):
             fd_records.send(client, inquiry)
-            received = fd_records.receive(client, FROM_KEEPER, 0)
+            received = fd_records.receive(client, (KeeperAnswer,), 0)
             return bool(received and received[0] == KeeperAnswer("fits"))
         return False
 
@@ -270,7 +266,7 @@ class Keeper:
         try:
             if linux.peer_credentials(client)[1] == os.geteuid():
                 max_fds, deadline = TAKEOVER_FDS + MAX_INHERITED, time.monotonic() + _TRANSFER_S
-                received = fd_records.receive(client, TO_KEEPER, max_fds, MAX_REQUEST_BYTES, deadline)
+                received = fd_records.receive(client, (KeeperRequest,), max_fds, MAX_REQUEST_BYTES, deadline)
                 if received:
                     return self._answer(client, *received)
         except (OSError, wire.ProtocolError):
@@ -278,14 +274,14 @@ class Keeper:
         client.close()
         return None
 
-    def _answer(self, client: socket.socket, request: Inquiry, fds: list[int]) -> Continuation | None:
+    def _answer(self, client: socket.socket, request: KeeperRequest, fds: list[int]) -> Continuation | None:
         answer = self._compared(request, fds)
-        if isinstance(request, Takeover) and answer.state == "fits":
+        if request.argv and answer.state == "fits":
             return self._hand_over(client, request, fds)
         fd_records.close(fds)
         with client:
             fd_records.send(client, answer)
-        if not isinstance(request, Takeover):
+        if not request.argv:
             if answer.state == "differs":
                 self.end("another took its place")
             if answer.state == "fits":
@@ -293,29 +289,29 @@ class Keeper:
                 self.learn(_modules(request.script, ()))
         return None
 
-    def _compared(self, request: Inquiry, fds: list[int]) -> KeeperAnswer:
+    def _compared(self, request: KeeperRequest, fds: list[int]) -> KeeperAnswer:
         if self._agent:
             return KeeperAnswer("used", "another run uses it")
-        if isinstance(request, Takeover) and len(fds) < TAKEOVER_FDS:
+        if request.argv and len(fds) < TAKEOVER_FDS:
             return KeeperAnswer("differs", "descriptors are missing")
         reason = self._difference(request)
         return KeeperAnswer("differs", reason) if reason else KeeperAnswer("fits")
 
-    def _difference(self, request: Inquiry) -> str:
+    def _difference(self, request: KeeperRequest) -> str:
         if name := surroundings.first_difference(self._parts, request.surroundings):
             return f"{name}: not as when it was left"
         if request.preload != self._spec.preload:
             return "other modules in --preload"
-        if name := self.imports.difference(request.env, (_OMP,) if isinstance(request, Takeover) else ()):
+        if name := self.imports.difference(request.env, (_OMP,) if request.argv else ()):
             return f"the environment variable {name} has changed"
         # For a run the forkserver looks, while the launcher loads its modules.
-        if not isinstance(request, Takeover) and self.imports.changed_file():
+        if not request.argv and self.imports.changed_file():
             return "an imported file has changed"
         if path := self.imports.hidden_by(user_folders()):
             return f"{path} would hide a module" if path.isprintable() else "a file would hide a module"
         return ""
 
-    def _hand_over(self, client: socket.socket, request: Takeover, fds: list[int]) -> Continuation | None:
+    def _hand_over(self, client: socket.socket, request: KeeperRequest, fds: list[int]) -> Continuation | None:
         reader, writer = os.pipe()
         try:
             pid = forkserver.quiet_fork()
@@ -342,7 +338,7 @@ class Keeper:
         linux.set_command_line([*KEEPER_COMMAND, f"used by process {pid}"])
         with contextlib.suppress(OSError):
             if problem == handover.READY:
-                fd_records.send(client, TakenOver(pid), (self._agent[1],))
+                fd_records.send(client, KeeperAnswer("fits", pid=pid), (self._agent[1],))
             else:
                 text = problem if problem and problem.isprintable() else "its agent ended"
                 fd_records.send(client, KeeperAnswer("differs", text))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ddplaunch.features.warm.records import Takeover
+    from ddplaunch.features.warm.records import KeeperRequest
 
 
 class KeptAgent:
@@ -34,10 +34,10 @@ class KeptAgent:
         stdout: as ``stdin``, to read from.
     """
 
-    def __init__(
-        self, pid: int, pidfd: int, client: socket.socket, stdin: BinaryIO | None, stdout: BinaryIO | None
-    ) -> None:
-        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+    def __init__(self, pid: int, pidfd: int, client: socket.socket) -> None:
+        self.pid = pid
+        self.stdin: BinaryIO | None = None
+        self.stdout: BinaryIO | None = None
         self._pidfd, self._client = pidfd, client
         self._returncode: int | None = None
 
@@ -104,7 +104,7 @@ ANEW = "torch is imported anew"
 
 
 def take_over(
-    path: Path, request: Takeover, cwd: str, inherited: Sequence[int], meanwhile: Callable[[], None]
+    path: Path, request: KeeperRequest, cwd: str, inherited: Sequence[int], meanwhile: Callable[[], None]
 ) -> KeptAgent | str:
     """Take over the keeper at ``path``: its agent talks through pipes.
 
@@ -169,17 +169,17 @@ def takeover(
     script: str,
     argv: tuple[str, ...],
     seconds: float | None,
-) -> Takeover:
-    """What a run wants: an agent with this environment and working directory; see ``Takeover`` for the others.
+) -> KeeperRequest:
+    """What a run wants: an agent with this environment and working directory; see ``KeeperRequest`` for the others.
 
     ``script`` is absolute or in ``cwd``.
     """
     from ddplaunch.features.warm import surroundings
-    from ddplaunch.features.warm.records import Takeover
+    from ddplaunch.features.warm.records import KeeperRequest
 
     umask = os.umask(0o077)
     os.umask(umask)
-    return Takeover(
+    return KeeperRequest(
         surroundings=surroundings.read(environ, cwd),
         env=dict(environ),
         umask=umask,
@@ -192,7 +192,7 @@ def takeover(
 
 def ask(
     path: Path,
-    request: Takeover,
+    request: KeeperRequest,
     cwd: str,
     streams: tuple[int, int, int],
     inherited: Sequence[int] = (),
@@ -216,23 +216,20 @@ def ask(
 
 
 def _answered(
-    client: socket.socket, record: Takeover, fds: Sequence[int], meanwhile: Callable[[], None]
+    client: socket.socket, record: KeeperRequest, fds: Sequence[int], meanwhile: Callable[[], None]
 ) -> KeptAgent | str:
-    from ddplaunch.features.warm.records import CONSENT, FROM_KEEPER, TakenOver
+    from ddplaunch.features.warm.records import CONSENT, KeeperAnswer
     from ddplaunch.protocol import fd_records, wire
 
     try:
         fd_records.send(client, record, fds)
         meanwhile()
-        received = fd_records.receive(client, FROM_KEEPER, 1)
-        if received and isinstance(received[0], TakenOver) and received[1]:
+        received = fd_records.receive(client, (KeeperAnswer,), 1)
+        if received and received[1]:
             client.sendall(CONSENT)
+            return KeptAgent(received[0].pid, received[1][0], client)
     except (OSError, wire.ProtocolError) as error:
         client.close()
         return f"it does not answer: {error}"
-    if received and isinstance(received[0], TakenOver) and received[1]:
-        return KeptAgent(received[0].pid, received[1][0], client, None, None)
-    if received:
-        fd_records.close(received[1])
     client.close()
-    return str(getattr(received[0], "reason", "")) if received else "it has ended"
+    return str(received[0].reason) if received else "it has ended"

@@ -21,7 +21,7 @@ ANSWER_S = 1.0
 
 
 CONSENT = b"1"
-"""What a run sends to its new agent, over the same connection, in answer to TakenOver: only then the agent begins."""
+"""What a run sends to its new agent, over the same connection, when it knows of it: only then the agent begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,12 @@ class KeeperSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inquiry:
-    """What a run wants to find; sent by a new keeper to the one that has the socket: would such a run take it over?
+class KeeperRequest:
+    """What a run wants to find, to a keeper: fork an agent with a forkserver, or only say whether it could.
 
-    Answered by KeeperAnswer. If it fits, it stays, for the seconds of the Inquiry; if it differs, it ends.
+    A new keeper sends it to the one that has the socket, which stays if it fits, for ``seconds``, and ends if it
+    differs. The record of a run carries descriptors: the agent's stdin, stdout and stderr, its working directory, and
+    those that it inherits, which get the numbers from ``FIRST_INHERITED`` on. Answered by KeeperAnswer.
 
     Attributes:
         surroundings: what the agent would inherit, by name, as ``features.warm.surroundings`` reads it.
@@ -54,6 +56,9 @@ class Inquiry:
         preload: the modules of --preload.
         script: path of the run's script; empty if it runs none.
         seconds: how long the keeper waits for the next run; None: until the time that it had before.
+        argv: the agent's command line in ps; empty: no agent is wanted.
+        umask: of the agent.
+        alarm_s: seconds until SIGALRM ends an agent that has received no record; 0: no limit.
     """
 
     surroundings: dict[str, str]
@@ -61,23 +66,8 @@ class Inquiry:
     preload: tuple[str, ...]
     script: str
     seconds: KeptSeconds | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Takeover(Inquiry):
-    """A run to a keeper: fork an agent with a forkserver. Answered by TakenOver, or if it does not fit by KeeperAnswer.
-
-    The record carries descriptors: the agent's stdin, stdout and stderr, its working directory, and those that it
-    inherits, which get the numbers from ``FIRST_INHERITED`` on.
-
-    Attributes:
-        umask: of the agent.
-        argv: the agent's command line in ps.
-        alarm_s: seconds until SIGALRM ends an agent that has received no record; 0: no limit.
-    """
-
-    umask: Annotated[int, between(0, 0o777)]
-    argv: tuple[str, ...]
+    argv: tuple[str, ...] = ()
+    umask: Annotated[int, between(0, 0o777)] = 0o077
     alarm_s: Annotated[int, between(0, 86400)] = 0
 
 
@@ -85,32 +75,25 @@ FIRST_INHERITED = 3
 """Number of the first inherited descriptor in an agent that a keeper has forked."""
 
 TAKEOVER_FDS = 4
-"""Descriptors of a Takeover before the inherited ones."""
+"""Descriptors of a request for an agent before the inherited ones."""
 
 MAX_INHERITED = 3
 
 
 @dataclass(frozen=True)
-class TakenOver:
-    """Keeper, in answer to Takeover: ``pid`` is the agent; the record carries its pidfd. AgentGone follows."""
+class KeeperAnswer:
+    """Keeper: whether a run can take it over: it ``fits``, it is ``used`` by a run, or it ``differs``; and why not.
 
-    pid: Annotated[int, between(2, 1 << 22)]
+    If an agent was wanted and it fits, ``pid`` is the agent, and the record carries its pidfd. AgentGone follows.
+    """
+
+    state: Literal["fits", "used", "differs"]
+    reason: OneLine = ""
+    pid: Annotated[int, between(0, 1 << 22)] = 0
 
 
 @dataclass(frozen=True)
 class AgentGone:
-    """Keeper, after TakenOver: the agent has ended. ``returncode`` as in ``subprocess``."""
+    """Keeper: the agent has ended. ``returncode`` as in ``subprocess``."""
 
     returncode: ReturnCode
-
-
-@dataclass(frozen=True)
-class KeeperAnswer:
-    """Keeper: whether a run can take it over: it ``fits``, it is ``used`` by a run, or it ``differs``; and why not."""
-
-    state: Literal["fits", "used", "differs"]
-    reason: OneLine = ""
-
-
-TO_KEEPER = (Takeover, Inquiry)
-FROM_KEEPER = (TakenOver, KeeperAnswer)
