@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.features.hangs.wording import stuck_ranks
-from ddplaunch.features.run_events.worker_events import worker_events
+from ddplaunch.features.run_events.launcher import worker_events
 from ddplaunch.launcher.display import failure_page, report_files
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.slurm.node_watch import NodeWatch
+from ddplaunch.features.slurm.launcher import NodeWatch
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.node_progress import SweepNotice

@@ -12,8 +12,8 @@ import pytest
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.features.health.node_memory import drain_command
-from ddplaunch.features.slurm import node_watch, scontrol
-from ddplaunch.features.slurm.node_watch import INTERVAL_S, NodeWatch
+from ddplaunch.features.slurm import launcher, scontrol
+from ddplaunch.features.slurm.launcher import INTERVAL_S, NodeWatch
 from ddplaunch.features.slurm.scontrol import SOON_S, leaving
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from tests.support import golden
@@ -138,7 +138,7 @@ def test_a_slurm_that_does_not_answer_is_left_alone_after_two_seconds(
     fake_scontrol: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fake_scontrol.write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(node_watch, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(launcher, "_LIMIT_S", 0.2)
     answers: list[object] = []
     watch = watch_of(answers)
     watch.on_event(0, STARTED)

@@ -1,4 +1,4 @@
-"""What happened in a run, and when: writes events.jsonl. See ``kinds``.
+"""What happened in a run, and when: writes events.jsonl, see ``kinds``, and shows torchelastic's worker events.
 
 Runs in the launcher: the main thread notes events, and reading threads the first output. All times are by this
 machine's clock; what another host reports gets the moment of its arrival.
@@ -6,6 +6,7 @@ machine's clock; what another host reports gets the moment of its arrival.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,11 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnd
 from ddplaunch.transport.handle import AgentConnected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.launcher_agent import Output
-    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.protocol.launcher_agent import Output, Report
+    from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
     from ddplaunch.transport.handle import WriteOutput
 
 _MAX_FAILURES = 20
@@ -120,10 +121,54 @@ class RunEvents(Watch):
         return result
 
 
+class WorkerEvents(Watch):
+    """``--event-log-handler console``: shows torchelastic's event of each worker, one JSON object a line.
+
+    The fields are those of ``torch.distributed.elastic.events.api.Event``.
+    """
+
+    def __init__(self, run: RunServices) -> None:
+        self._run = run
+
+    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
+        """All nodes have reported the end of the attempt."""
+        messages = self._run.messages
+        messages.console.flush()
+        for line in worker_events(messages.run_id, self._run.config.workers.role, result):
+            messages.console.show(line)
+        return result
+
+
+def worker_events(run_id: str, role: str, attempt: AttemptResult) -> list[str]:
+    """One line for each worker of an attempt; the timestamp is when it raised or ended, in ms since the epoch."""
+    return [json.dumps(_event(run_id, role, attempt, exit_)) for exit_ in attempt.exits]
+
+
+def _event(run_id: str, role: str, attempt: AttemptResult, exit_: WorkerExit) -> dict[str, object]:
+    state = "SUCCEEDED" if exit_.returncode == 0 else "TERMINATED" if exit_.stopped else "FAILED"
+    metadata = {
+        "run_id": run_id,
+        "global_rank": exit_.rank,
+        "group_rank": exit_.node_rank,
+        "worker_id": str(exit_.pid),
+        "role": role,
+        "hostname": exit_.host,
+        "state": state,
+        "total_run_time": round(exit_.duration_s, 3),
+        "rdzv_backend": "c10d",
+        "raw_error": exit_.error.message if exit_.error else None,
+        "metadata": json.dumps({"local_rank": [exit_.local_rank], "exit_code": [exit_.returncode]}),
+        "agent_restarts": attempt.restart_count,
+        "duration_ms": round(exit_.duration_s * 1000),
+    }
+    return {
+        "name": f"torchelastic.worker.status.{state}",
+        "source": "WORKER",
+        "timestamp": int(exit_.time_s * 1000),
+        "metadata": metadata,
+    }
+
+
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    if run.config.output.events != "console":
-        return (RunEvents(run),)
-    from ddplaunch.features.run_events.worker_events import WorkerEvents  # Few runs wait for the import.
-
-    return RunEvents(run), WorkerEvents(run)
+    return (RunEvents(run), *([WorkerEvents(run)] if run.config.output.events == "console" else []))
