@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import HARDWARE, NODE_LOST, NODE_NOT_READY, LaunchError, Level
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import StopWorkers
-from ddplaunch.rounds.restart_policy import too_few_nodes, why_not_used_again
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table
 
@@ -195,6 +194,8 @@ class Participants:
         """
         if not result.attempt_follows or node.index not in self.indices or not self.rendezvous_manager:
             return
+        from ddplaunch.rounds.verdict import too_few_nodes, why_not_used_again
+
         departing = self.rendezvous_manager.departing
         if why := why_not_used_again(result.exits):
             if not self.dispensable:

@@ -46,7 +46,7 @@ from ddplaunch.rendezvous.connect import (
     read_note,
 )
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
-from ddplaunch.rounds.restart_policy import Restarts
+from ddplaunch.rounds.verdict import Restarts
 from ddplaunch.system import signals
 from ddplaunch.threads import in_thread
 

@@ -1,4 +1,4 @@
-"""The coordinator of a run: forms rounds, stops them, and gives the verdict on each.
+"""The coordinator of a run: forms rounds, with the ranks of each node, stops them, and tells what follows (``verdict``).
 
 With several nodes it runs in the member process of the node that serves the rendezvous: the member passes every record
 of a node to ``Coordinator.receive`` and sends the records that it returns. The agent of a single node does so itself.
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import field, replace
 from enum import Enum, auto
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
@@ -30,14 +31,12 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import RoundVerdict
-from ddplaunch.rounds import rank_assignment
-from ddplaunch.rounds.restart_policy import Restarts, too_few_nodes
-from ddplaunch.rounds.verdict import RoundReports, dismissal, verdict
+from ddplaunch.protocol.results import Round, RoundVerdict
+from ddplaunch.rounds.verdict import Restarts, RoundReports, dismissal, too_few_nodes, verdict
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _MAX_HOSTS_CHARACTERS = 1000
 """Limit of the list of waiting hosts in a record; numbered hosts fold to a few characters."""
@@ -249,7 +248,7 @@ class Coordinator:
         staying = [index for index, node in self._waiting.items() if not node.departs]
         departing = sorted(self._waiting.keys() - staying, key=lambda index: (index not in self.participants, index))
         needed = departing[: max(0, self.min_nodes - len(staying))]
-        return rank_assignment.in_rank_order(self.participants, [*staying, *needed])[: self.max_nodes]
+        return _in_rank_order(self.participants, [*staying, *needed])[: self.max_nodes]
 
     def _no_place(self, node_index: int) -> Outgoing:
         return Outgoing(node_index, NoFreePlace(tuple(self._hosts[other] for other in self.participants)))
@@ -267,7 +266,7 @@ class Coordinator:
     def _start(self, store: WorkersStoreListens) -> list[Outgoing]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
-        rounds = rank_assignment.rounds_by_node(self.attempt, self.restarts.count, sizes, store)
+        rounds = _rounds_by_node(self.attempt, self.restarts.count, sizes, store)
         nodes = Counter(self._hosts[index] for index in self.participants)
         limit = self.restarts.limit
         return [
@@ -364,3 +363,33 @@ class Coordinator:
             return {}
         self._lost |= leaving
         return dict.fromkeys(sorted(leaving), dismissal(decided, self._reports.why_one_leaves))
+
+
+def _in_rank_order(previous: Sequence[int], waiting: Iterable[int]) -> list[int]:
+    """The waiting nodes: those of the previous round keep their positions, new ones get those of missing nodes."""
+    present = set(waiting)
+    newcomers = sorted(present.difference(previous))
+    order = []
+    for index in previous:
+        if index in present:
+            order.append(index)
+        elif newcomers:
+            order.append(newcomers.pop(0))
+    return [*order, *newcomers]
+
+
+def _rounds_by_node(attempt: int, restarts: int, sizes: Sequence[int], store: WorkersStoreListens) -> Iterator[Round]:
+    """The Round of each node, in rank order; ``sizes`` are the nodes' numbers of workers."""
+    world_size = sum(sizes)
+    for node_rank, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
+        yield Round(
+            attempt=attempt,
+            restart_count=restarts,
+            node_rank=node_rank,
+            nnodes=len(sizes),
+            first_rank=end - size,
+            local_world_size=size,
+            world_size=world_size,
+            master_addr=store.address,
+            master_port=store.port,
+        )

@@ -53,7 +53,7 @@ from ddplaunch.protocol.rendezvous import (
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
-from ddplaunch.rounds.restart_policy import Restarts
+from ddplaunch.rounds.verdict import Restarts
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode
 

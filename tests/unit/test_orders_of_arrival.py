@@ -19,7 +19,7 @@ from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rounds.coordinator import Coordinator
-from ddplaunch.rounds.restart_policy import Restarts
+from ddplaunch.rounds.verdict import Restarts
 from tests.support.configs import agent_spec, rendezvous_config
 from tests.support.fake_agents import unexplained
 

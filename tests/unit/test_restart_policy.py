@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
-from ddplaunch.rounds.restart_policy import (
+from ddplaunch.rounds.verdict import (
     MAX_IDENTICAL_FAILURES,
     Restarts,
     reason_not_to_restart,

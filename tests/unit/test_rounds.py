@@ -25,7 +25,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.results import RoundVerdict, WorkerError, WorkerExit
 from ddplaunch.rounds.coordinator import Coordinator, Phase
-from ddplaunch.rounds.restart_policy import Restarts
+from ddplaunch.rounds.verdict import Restarts
 
 NODES = range(5)
 SERVER = 0

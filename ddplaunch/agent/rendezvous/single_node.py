@@ -118,7 +118,7 @@ class SingleNodeRendezvous(Rendezvous):
     @cached_property
     def _coordinator(self) -> Coordinator:
         from ddplaunch.rounds.coordinator import Coordinator  # Here the forkserver already starts.
-        from ddplaunch.rounds.restart_policy import Restarts
+        from ddplaunch.rounds.verdict import Restarts
 
         return Coordinator(server=0, min_nodes=1, max_nodes=1, restarts=Restarts(self._spec.max_restarts))
 
