@@ -143,7 +143,7 @@ class NodeRanks:
         """
         workers, participants = len(event.pids), self._participants
         fits = workers <= node.workers and event.first_rank + workers <= event.world_size
-        if participants.rendezvous_manager:
+        if participants.assigns_rendezvous:
             nodes = participants.nodes.all
             is_known = all(nodes[index].workers for index in participants.indices)
             fits = fits and (not is_known or event.world_size <= sum(each.workers for each in nodes))

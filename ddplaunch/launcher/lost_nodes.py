@@ -42,7 +42,7 @@ A host loses power, in a run whose launcher has started all nodes:
     ``JoinRendezvous``, and stop theirs. A member that gets no answer from the store makes its agent stop them earlier.
     No node gets a verdict on this round, so the next attempt is no restart, whatever else has failed. The agents join
     the new rendezvous by ``NodeJoined``. Its coordinator knows the number of restarts from both records. After 5
-    rendezvous in a row without a round (``rendezvous_manager._MAX_TRIES``), the run ends with exit code 83.
+    rendezvous in a row without a round (``participants._MAX_TRIES``), the run ends with exit code 83.
 6.  Each agent sends ``AttemptEnded``. ``Attempts`` merges those of the nodes that are left. After step 4 the user sees
     "HOST (node 1) is lost; starting the workers again", and after step 5, with the same end, "the rendezvous has moved"
     or "the rendezvous at HOST:PORT is lost: ...": what the first node has learned first. ``AttemptStarted`` follows.
@@ -55,7 +55,7 @@ effect.
 A member that gets no answer from the rendezvous store makes its agent stop its workers and send ``NeedsRendezvous``. If
 the connection is closed, it learns it at once. If the host has no power, a call of the store does not return, and the
 member waits for 10 s. Then the rendezvous moves. If one node alone loses the next two as well, the launcher reaches it
-and the nodes that serve do not: it is lost (``rendezvous_manager._MAX_LOST_BY_ONE``).
+and the nodes that serve do not: it is lost (``participants._MAX_LOST_BY_ONE``).
 
 Where each node has its own launcher, only the heartbeats show a loss, after 5 s. The coordinator stops the round and
 forms the next one as in step 4. If the node that serves the rendezvous is lost, the run ends on all nodes.
@@ -129,9 +129,7 @@ class LostNodes:
     def on_agent_failed(self, node: Node, event: AgentFailed) -> None:
         """The agent cannot run its node, and ends in order: no sweep is needed."""
         is_needed = node.index in self._participants.indices and not self._attempts.outcome_is_known
-        if (
-            self._participants.rendezvous_manager and not is_needed
-        ):  # It has left, or it is a spare that connected too late.
+        if self._participants.assigns_rendezvous and not is_needed:  # It has left, or is a spare that came too late.
             self._show(event.message, Level.NORMAL)
         elif self._participants.can_continue_without(node) and not self.run_is_ending:
             self._participants.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
@@ -161,7 +159,7 @@ class LostNodes:
         self._participants.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
-        elif self._participants.rendezvous_manager and (self._shutdown.node_ended or self._attempts.outcome_is_known):
+        elif self._participants.assigns_rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
         else:
             raise LaunchError(reason, hint, NODE_LOST)
@@ -176,18 +174,15 @@ class LostNodes:
 
     def on_node_silent(self, server: Node, event: NodeSilent) -> None:
         """As ``on_needs_rendezvous``, for the silent node. Only the node that serves the rendezvous may say it."""
-        rendezvous = self._participants.rendezvous_manager
-        if rendezvous and rendezvous.server == server.index and event.node_index in self._participants.indices:
+        if self._participants.server == server.index and event.node_index in self._participants.indices:
             silent = self._participants.nodes.all[event.node_index]
             self._on_rendezvous_lost(silent, event.token, f"it sent no heartbeat for {event.silent_s:g} s")
 
     def _on_rendezvous_lost(self, node: Node, token: str, reason: str) -> None:
         participants = self._participants
-        rendezvous = participants.rendezvous_manager
-        if self.run_is_ending or rendezvous is None:
+        if self.run_is_ending or not participants.is_present(token):
             return
-        is_cut_off = rendezvous.is_present(token) and rendezvous.is_cut_off(node.index)
-        if is_cut_off and participants.can_continue_without(node):
+        if participants.is_cut_off(node) and participants.can_continue_without(node):
             self.give_up(node, f"{node.host} cannot join the others ({reason})")
         else:
-            participants.move_rendezvous(node.index, token, reason)
+            participants.move_rendezvous(node, reason)

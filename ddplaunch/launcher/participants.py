@@ -1,18 +1,19 @@
-"""The nodes that take part in a run, and their rendezvous. A spare takes the position of a node that is left out.
+"""The nodes that take part in a run, and where they meet. A spare takes the position of a node that is left out.
 
 Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable``), for nodes that are
-lost (``lost_nodes``), that must not be used again, and that should not. Where each node has a launcher, the coordinator
-decides, and dismisses nodes.
+lost (``lost_nodes``), that must not be used again, and that should not. One rendezvous follows the other: when the node
+that serves it is lost, another node serves the next one. Where each node has a launcher, no launcher assigns the
+rendezvous, and the coordinator decides, and dismisses nodes.
 """
 
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import HARDWARE, NODE_LOST, NODE_NOT_READY, LaunchError, Level
-from ddplaunch.launcher.rendezvous_manager import RendezvousManager
-from ddplaunch.protocol.launcher_agent import StopWorkers
+from ddplaunch.errors import HARDWARE, NODE_LOST, NODE_NOT_READY, RENDEZVOUS, LaunchError, Level
+from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous, StopWorkers
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table
 
@@ -22,10 +23,21 @@ if TYPE_CHECKING:
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.protocol.launcher_agent import EndpointOpen
     from ddplaunch.protocol.results import AttemptResult
 
 _MAX_REASON = 1000
 """Characters shown of a reason, which may come from a script."""
+
+_MAX_TRIES = 5
+"""Number of consecutive rendezvous without a round after which the run fails."""
+
+_MAX_LOST_BY_ONE = 2
+"""Number of consecutive rendezvous which one node alone may lose."""
+
+_SEARCH_S = 60.0
+"""In so many seconds, or half of the time to join, a node must get an answer at the endpoint, which is open before the
+node is told of it."""
 
 
 class Participants:
@@ -35,7 +47,9 @@ class Participants:
         nodes: all nodes of the run.
         indices: the nodes that take part, in the order of their ranks; a spare gets the position of the node that it
             replaces.
-        rendezvous_manager: of the rendezvous where they meet; None where the launcher does not assign the rendezvous.
+        assigns_rendezvous: this launcher has started all nodes, and tells them where they meet.
+        server: index of the node that serves the present rendezvous; None until the next one begins.
+        departing: indices of nodes that leave after the present attempt, each with the reason.
     """
 
     def __init__(
@@ -50,12 +64,22 @@ class Participants:
         """``rendezvous`` are the settings of every rendezvous; None where the launcher does not assign it."""
         self.nodes = nodes
         self.indices: list[int] = []
-        self.rendezvous_manager = RendezvousManager(rendezvous, lambda: self.spares) if rendezvous else None
+        self.assigns_rendezvous, self._rendezvous = rendezvous is not None, rendezvous
+        self.server: int | None = None
+        self.departing: Mapping[int, str] = {}
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
         self._attempts, self._show = attempts, show
         self._passed_over: set[int] = set()
         self._failures: list[HostFailure] = []
         self._shown_failures = 0
+        self._number = self._tries = 0
+        """Of the present rendezvous, and how many have followed the one at which a round was formed last."""
+        self._lost_by: list[int] = []
+        """The nodes that have lost these."""
+        self._attempt = self._restarts_so_far = 0
+        self._endpoint: EndpointOpen | None = None
+        self._informed: set[int] = set()
+        """The nodes that were told of the present rendezvous."""
 
     def start(self) -> Iterator[Node]:
         """Start the agents of the first nodes, and yield each node; the other hosts are spares.
@@ -87,8 +111,8 @@ class Participants:
         if len(self.indices) < self._min_nodes:
             raise self._too_few()
         self._show_failures()
-        if self.rendezvous_manager:
-            self.rendezvous_manager.announce(self.indices, self._attempts, self.nodes.send_to)
+        if self._rendezvous:
+            self._announce(self._rendezvous)
 
     def _too_few(self) -> LaunchError:
         """Spares cannot be used, or hosts at the start. After the loss of a node it is that which ends the run."""
@@ -118,7 +142,7 @@ class Participants:
     def dispensable(self) -> int:
         """How many participants the run can do without: spares replace them, or the world shrinks."""
         remaining, needed = self.remaining_without()
-        return max(0, remaining - needed) if self.rendezvous_manager else 0
+        return max(0, remaining - needed) if self.assigns_rendezvous else 0
 
     def can_continue_without(self, node: Node) -> bool:
         """Whether ``node`` is a participant that the run can do without."""
@@ -192,11 +216,11 @@ class Participants:
         Raises:
             LaunchError: it is not dispensable. The coordinator did not know it, or the node has not heard its verdict.
         """
-        if not result.attempt_follows or node.index not in self.indices or not self.rendezvous_manager:
+        if not result.attempt_follows or node.index not in self.indices or not self.assigns_rendezvous:
             return
         from ddplaunch.rounds.verdict import too_few_nodes, why_not_used_again
 
-        departing = self.rendezvous_manager.departing
+        departing = self.departing
         if why := why_not_used_again(result.exits):
             if not self.dispensable:
                 raise LaunchError(quote(too_few_nodes(*self.remaining_without(node), why), _MAX_REASON), "", HARDWARE)
@@ -213,7 +237,7 @@ class Participants:
 
         The scheduler's next answer names them again.
         """
-        if self.rendezvous_manager and self.rendezvous_manager.departing:
+        if self.departing:
             self.set_departing({})
 
     def remove(self, node: Node) -> None:
@@ -222,28 +246,106 @@ class Participants:
         if self.indices:
             self._tell_rendezvous(node)
 
+    # The rendezvous.
+
+    @property
+    def token(self) -> str:
+        """Identifies the present rendezvous."""
+        return f"{self._rendezvous.token}#{self._number}" if self._rendezvous else ""
+
+    def _announce(self, settings: RendezvousConfig) -> None:
+        """Make the first participant serve if no node does; once its endpoint is open, send it to the other nodes."""
+        if self.server is None:
+            self.server = self.indices[0]
+            self._number, self._tries, self._endpoint = self._number + 1, self._tries + 1, None
+            self._attempt, self._restarts_so_far = self._attempts.next_number, self._attempts.restarts_so_far
+            self._informed.clear()
+        for index in self.indices if self._endpoint else (self.server,):
+            if index not in self._informed:
+                self._informed.add(index)
+                self.nodes.send_to(index, self._join_record(settings, index))
+
+    def _join_record(self, settings: RendezvousConfig, index: int) -> JoinRendezvous:
+        config = replace(
+            settings,
+            token=self.token,
+            node_index=index,
+            is_server=index == self.server,
+            # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
+            participants=tuple(self.indices) if index == self.server else (),
+            departing=tuple(self.departing) if index == self.server else (),
+            spares=self.spares,
+            attempt=self._attempt,
+            restarts_so_far=self._restarts_so_far,
+            search_timeout_s=min(_SEARCH_S, settings.join_timeout_s / 2),
+        )
+        if self._endpoint:
+            config = replace(config, server_addresses=self._endpoint.addresses, port=self._endpoint.port)
+        return JoinRendezvous(config)
+
+    def on_endpoint_open(self, node: Node, event: EndpointOpen) -> None:
+        """``node`` has opened an endpoint; it counts if that node serves the rendezvous.
+
+        Raises:
+            LaunchError: too few hosts can be used.
+        """
+        if node.index == self.server and event.token == self.token:
+            self._endpoint = event
+            self.on_changed()
+
+    def on_round_formed(self, attempt: int) -> None:
+        """A round with this number was formed: the present rendezvous works, unless it is a round of an earlier one."""
+        if attempt >= self._attempt:
+            self._tries = 0
+            self._lost_by.clear()
+
     def _tell_rendezvous(self, removed: Node) -> None:
-        if self.rendezvous_manager:
-            self.rendezvous_manager.remove_node(removed.index, self.indices, self.nodes.send_to)
+        if self.server == removed.index:
+            self.server = None
+        self.set_departing({index: why for index, why in self.departing.items() if index != removed.index})
 
     def set_departing(self, departing: Mapping[int, str]) -> None:
-        """These nodes, by index, leave after the present attempt, for these reasons; replaces an earlier call."""
-        if self.rendezvous_manager:
-            self.rendezvous_manager.set_departing(departing, self.indices, self.nodes.send_to)
+        """These nodes, by index, leave after the present attempt, for these reasons; replaces an earlier call.
 
-    def move_rendezvous(self, index: int, token: str, reason: str) -> None:
-        """Node ``index`` has lost the rendezvous ``token``: if it is the present one, the nodes start another.
+        The coordinator is told, also what it may know already. Without effect where the launcher does not assign the
+        rendezvous.
+        """
+        if self.assigns_rendezvous:
+            self.departing = departing
+        if self.server is not None:
+            told = AssignNodes(self.token, tuple(self.indices), tuple(departing), self.spares)
+            self.nodes.send_to(self.server, told)
 
-        The user is told once, however many nodes report it before the new one begins.
+    def is_present(self, token: str) -> bool:
+        """Whether a node may still meet others in the rendezvous ``token``; never where this launcher assigns none.
+
+        So the loss of a rendezvous counts once, however many nodes report it before the next one begins.
+        """
+        return self.server is not None and token == self.token
+
+    def is_cut_off(self, node: Node) -> bool:
+        """Whether it is ``node`` alone that loses one rendezvous after the other, on a node that others reach."""
+        is_alone = len(self._lost_by) >= _MAX_LOST_BY_ONE and set(self._lost_by) == {node.index}
+        return is_alone and node.index != self.server
+
+    def move_rendezvous(self, node: Node, reason: str) -> None:
+        """``node`` has lost the present rendezvous: the nodes start another, unless ``node`` takes part no longer.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
-        rendezvous, nodes = self.rendezvous_manager, self.nodes.all
-        if rendezvous and rendezvous.is_present(token) and index in self.indices:
-            server = rendezvous.server or 0
-            which = "the rendezvous" if server == index else f"the rendezvous on {nodes[server].host}"
-            host = nodes[index].host
-            self._show(f"{host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
-            rendezvous.relocate(index, f"{host} cannot join {which}: {reason}")
-            self.on_changed()
+        if node.index not in self.indices:
+            return
+        serves = self.server == node.index
+        which = "the rendezvous" if serves else f"the rendezvous on {self.nodes.all[self.server or 0].host}"
+        self._show(f"{node.host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
+        self.server = None
+        self._lost_by.append(node.index)
+        if self._tries >= _MAX_TRIES:
+            raise LaunchError(
+                f"{node.host} cannot join {which}: {reason}",
+                "Check that every node can reach every other at any port; "
+                "--local-addr and --interface select the network.",
+                RENDEZVOUS,
+            )
+        self.on_changed()

@@ -189,9 +189,8 @@ class Run:
                 self._on_agent_ready(node, local_world_size)
             case NodeDetails():
                 node.details = event
-            case EndpointOpen() if self._participants.rendezvous_manager:
-                self._participants.rendezvous_manager.on_endpoint_open(node.index, event)
-                self._participants.on_changed()
+            case EndpointOpen():
+                self._participants.on_endpoint_open(node, event)
             case RunIdAgreed(run_id=run_id):
                 self._on_run_id_agreed(run_id)
             case FirstRoundFormed(moved_to=names):
@@ -271,8 +270,7 @@ class Run:
     def _on_attempt_started(self, node: Node, event: AttemptStarted) -> None:
         is_first, completed = self._attempts.on_started(node.index, event.attempt, self._participants.indices)
         self._report_attempts(completed)
-        if self._participants.rendezvous_manager:
-            self._participants.rendezvous_manager.on_round_formed(event.attempt)
+        self._participants.on_round_formed(event.attempt)
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[Report]) -> None:
@@ -310,7 +308,7 @@ class Run:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
         is_needed = node.index in self._participants.indices
-        if self._participants.rendezvous_manager and is_needed and not self._shutdown.in_progress:
+        if self._participants.assigns_rendezvous and is_needed and not self._shutdown.in_progress:
             self._shutdown.on_node_ended()
 
     # The end of the run.

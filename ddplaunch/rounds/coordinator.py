@@ -1,4 +1,4 @@
-"""The coordinator of a run: forms rounds, with the ranks of each node, stops them, and tells what follows (``verdict``).
+"""The coordinator of a run: forms rounds, in which each node has its ranks, stops them, and gives the verdict on each.
 
 With several nodes it runs in the member process of the node that serves the rendezvous: the member passes every record
 of a node to ``Coordinator.receive`` and sends the records that it returns. The agent of a single node does so itself.

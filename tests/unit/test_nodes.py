@@ -19,7 +19,14 @@ from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.node_progress import SweepNotice
 from ddplaunch.launcher.nodes import Node, NodeState
 from ddplaunch.launcher.participants import Participants
-from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, NeedsRendezvous, NodeDeparts, NodeSilent
+from ddplaunch.protocol.launcher_agent import (
+    AttemptEnded,
+    AttemptStarted,
+    EndpointOpen,
+    NeedsRendezvous,
+    NodeDeparts,
+    NodeSilent,
+)
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
@@ -132,10 +139,17 @@ class Job:
     def silent(self, reporter: str, token: str, index: str) -> None:
         self.lost.on_node_silent(self._node(reporter), NodeSilent(f"job7#{token}", int(index), 5.0))
 
+    def opens(self, host: str, token: str = "") -> None:
+        """The node says that the rendezvous is open there: this one, or the present one."""
+        token = f"job7#{token}" if token else self.participants.token
+        self.participants.on_endpoint_open(self._node(host), EndpointOpen(token, ("10.0.0.1", "10.1.0.1"), 4321))
+
+    def formed(self, attempt: str) -> None:
+        self.participants.on_round_formed(int(attempt))
+
     def misses(self, host: str, token: str = "") -> None:
         """The node has lost this rendezvous, or the present one."""
-        assert self.participants.rendezvous_manager
-        token = f"job7#{token}" if token else self.participants.rendezvous_manager.token
+        token = f"job7#{token}" if token else self.participants.token
         self.lost.on_needs_rendezvous(self._node(host), NeedsRendezvous(token, "no route"))
 
 

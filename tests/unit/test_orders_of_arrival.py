@@ -14,14 +14,12 @@ from ddplaunch.agent.rendezvous import multi_node
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rounds.coordinator import Coordinator
 from ddplaunch.rounds.verdict import Restarts
 from tests.support.configs import agent_spec, rendezvous_config
-from tests.support.fake_agents import unexplained
+from tests.support.fake_agents import participants_of
 
 CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)
 SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
@@ -59,28 +57,25 @@ class Launcher:
     """Three nodes besides the one that serves; what it has sent to that one."""
 
     def __init__(self) -> None:
-        self.manager, self.participants = RendezvousManager(CONFIG), [0, 1, 2, 3]
-        self.sent: list[object] = []
-        self._announce()
+        self.participants = participants_of((1, 4), "a", "b", "c", "d", rendezvous=CONFIG)
+        self._nodes = self.participants.nodes
+        for node in self._nodes.all:
+            self._nodes.on_agent_connected(node)
+        self.participants.on_changed()
 
-    def _announce(self) -> None:
-        self.manager.announce(self.participants, Attempts(unexplained), self._send)
-
-    def _send(self, index: int, record: object) -> None:
-        assert index == 0
-        self.sent.append(record)
+    @property
+    def sent(self) -> list[object]:
+        handle: Any = self._nodes.all[0].handle
+        return list(filter(None, handle.sent))  # Without its AgentSpec.
 
     def lose(self, index: int) -> None:
-        self.participants.remove(index)
-        self.manager.remove_node(index, self.participants, self._send)
-        self._announce()
+        self.participants.continue_without(self._nodes.all[index])
 
     def move(self) -> None:
-        self.manager.relocate(1, "its member has ended")
-        self._announce()
+        self.participants.move_rendezvous(self._nodes.all[3], "its member has ended")
 
     def drain(self) -> None:
-        self.manager.set_departing({3: "drained"}, self.participants, self._send)
+        self.participants.set_departing({3: "drained"})
 
 
 ACTIONS: Sequence[Callable[[Launcher], None]] = (
@@ -135,8 +130,8 @@ def test_the_coordinator_knows_what_the_launcher_knows_in_every_order(monkeypatc
             for during_start in range(4):
                 client = agent_after(records, joins_after, during_start)
                 known = client.coordinator.assigned, tuple(client.coordinator.departing)
-                assert client.config.token == launcher.manager.token
-                assert known == (tuple(launcher.participants), (3,)), (records, joins_after, during_start)
+                assert client.config.token == launcher.participants.token
+                assert known == (tuple(launcher.participants.indices), (3,)), (records, joins_after, during_start)
 
 
 def test_what_concerns_a_rendezvous_that_was_left_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

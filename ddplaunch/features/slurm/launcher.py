@@ -124,7 +124,7 @@ class NodeWatch(Watch):
 
     def _announce(self, reasons: Sequence[tuple[Node, str]]) -> Mapping[int, str]:
         """Tell the coordinator which of these nodes depart: as many as the run can do without. Returns them."""
-        if not self._participants.rendezvous_manager:
+        if not self._participants.assigns_rendezvous:
             return {}
         free = reasons[: self._participants.dispensable]
         departing = {node.index: reason for node, reason in free if node.index in self._running}
