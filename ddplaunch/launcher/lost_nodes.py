@@ -24,7 +24,7 @@ time    name                                   who acts when it is over
 A host loses power, in a run whose launcher has started all nodes:
 
 1.  Nothing closes the connection, and ``Pings`` calls ``on_unresponsive`` after 5 s. If only the agent dies,
-    ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``GivenUp``).
+    ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``give_up``).
 2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepRun`` and answers with ``AgentEnded``. The node is
     SWEEPING until then, and then LOST. Only the end of the run waits for it.
 3.  If too few nodes are left, spares included, the run ends with exit code 84: ``Shutdown.fail`` sends ``StopWorkers``.
@@ -66,13 +66,18 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import NODE_LOST, LaunchError, Level
+from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError, Level
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import ReportOfNode
+from ddplaunch.protocol.wire import ProtocolError
+from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
+from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.launcher.participants import Participants
@@ -80,13 +85,17 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import AgentFailed, NeedsRendezvous, NodeSilent
     from ddplaunch.protocol.results import AttemptResult
 
+_MAX_REASON = 300
+_HINT = "This is a bug in ddplaunch, or the node is not sound; please report it with the output of -v."
+_BUG_HINT = "Please report it with the lines above and the output of `ddplaunch --version`."
+
 
 class LostNodes:
     """Decides what the loss of a node means for one run."""
 
     def __init__(
         self,
-        lost_after_s: float,
+        config: LaunchConfig,
         participants: Participants,
         attempts: Attempts,
         shutdown: Shutdown,
@@ -95,7 +104,7 @@ class LostNodes:
         report: Callable[[Iterable[AttemptResult]], None],
     ) -> None:
         """``note``: as ``Watches.note``. ``report`` shows attempts that are complete now."""
-        self._lost_after_s = lost_after_s
+        self._lost_after_s, self._is_local = config.timeouts.lost_after_s, config.is_local
         self._participants, self._attempts, self._shutdown = participants, attempts, shutdown
         self._note, self._show, self._report = note, show, report
 
@@ -114,9 +123,37 @@ class LostNodes:
 
     def give_up(self, node: Node, reason: str, hint: str = "") -> None:
         """Kill the agent of a node that does not do what it must; the node is lost, unless it has come to its end."""
+        node.is_given_up = True
         node.handle.kill()
         if not (node.state.is_final or node.state.is_lost):
             self.on_lost(node, reason, hint)
+
+    def on_bad_record(self, node: Node, event: object, error: Exception) -> None:
+        """A record of ``node`` is invalid, or an unexpected ``error`` of the launcher has its cause in it: give it up.
+
+        One bad node must not end the run of the others. Agents on this machine are part of this program: there, an
+        unexpected error is a bug, with which the run ends in order and with its report. A report of another node that
+        such an agent passes on is only ignored.
+        """
+        is_invalid = isinstance(error, ProtocolError)
+        what = "is invalid" if is_invalid else f"cannot be handled: {type(error).__name__}"
+        told = f"its {type(event).__name__} {what}: {quote(str(error), _MAX_REASON)}"
+        if isinstance(event, ReportOfNode):
+            self._show(f"a report of node {event.node_index} is ignored: {told}", Level.VERBOSE)
+        elif is_invalid or not self._is_local:
+            self.give_up(node, f"the agent on {node.host} was given up: {told}", "" if is_invalid else _HINT)
+        else:
+            self._end_run(node, event, told)
+
+    def _end_run(self, node: Node, event: object, told: str) -> None:
+        import traceback
+
+        said = f"a bug in ddplaunch: on {node.host}: {told}\n{traceback.format_exc()}"
+        self._shutdown.fail(LaunchError(said, _BUG_HINT, INTERNAL))
+        if isinstance(event, ChannelClosed):
+            self.on_lost(node, f"the agent on {node.host} has ended")
+        elif not self._shutdown.node_ended:
+            self._shutdown.on_node_ended()
 
     def on_channel_closed(self, node: Node, returncode: int | None) -> None:
         """The channel of an agent that has not reported its end has closed; ``returncode`` is None if unknown."""

@@ -89,6 +89,7 @@ class Node:
         details: what the workers use, for the report; None until the agent has sent it.
         loss: how the node was lost, if that was before the end of the run, or why its host was not reached; else
             empty.
+        is_given_up: its agent was killed, and its records are ignored.
     """
 
     index: int
@@ -102,6 +103,7 @@ class Node:
     workers: int = 0
     details: NodeDetails | None = None
     loss: str = ""
+    is_given_up: bool = False
 
 
 class Nodes:

@@ -72,6 +72,8 @@ class Participants:
         self._passed_over: set[int] = set()
         self._failures: list[HostFailure] = []
         self._shown_failures = 0
+        self._ready: set[int] = set()
+        self._were_all_ready = False
         self._number = self._tries = 0
         """Of the present rendezvous, and how many have followed the one at which a round was formed last."""
         self._lost_by: list[int] = []
@@ -113,6 +115,15 @@ class Participants:
         self._show_failures()
         if self._rendezvous:
             self._announce(self._rendezvous)
+
+    def on_agent_ready(self, node: Node) -> dict[str, int] | None:
+        """The agent of ``node`` is ready. Returns the workers by host once, when all participants are; else None."""
+        self._ready.add(node.index)
+        is_all = len(self._ready) >= len(self.indices) and self._ready >= set(self.indices)
+        if self._were_all_ready or not is_all:
+            return None
+        self._were_all_ready = True
+        return {self.nodes.all[index].host: self.nodes.all[index].workers for index in self.indices}
 
     def _too_few(self) -> LaunchError:
         """Spares cannot be used, or hosts at the start. After the loss of a node it is that which ends the run."""

@@ -3,8 +3,8 @@
 Runs in the user's process: that of the ``ddplaunch`` command, or any that calls ``launch``. The calling thread owns all
 state; it waits in ``Mailbox.get`` only. Must not import torch, nor paramiko unless agents are started over SSH.
 
-How to read it: ``Run.run`` is the loop, ``_on_event`` and ``_on_node_event`` are the table of events, then come the
-methods for each event in the order of a run's life: start, attempts, end. The loss of nodes is in ``lost_nodes``.
+How to read it: ``Run.run`` is the loop, ``_on_event`` and ``_handle`` are the table of events, then come the methods
+for each event in the order of a run's life: start, attempts, end. The loss of nodes is in ``lost_nodes``.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import contextlib
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import control_socket, outcome, run_facts, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.display.messages import UserMessages
-from ddplaunch.launcher.given_up import GivenUp
 from ddplaunch.launcher.lost_nodes import LostNodes
-from ddplaunch.launcher.node_progress import ConnectionProgress, SweepNotice
+from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
+from ddplaunch.launcher.record_checks import RecordChecks
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
-from ddplaunch.launcher.timers import Timed, Timers
-from ddplaunch.launcher.watches import RunEnd, RunServices, Watches
+from ddplaunch.launcher.watches import RunEnd, RunServices, Timers, Watches
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentFailed,
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
-    from ddplaunch.transport.handle import WriteOutput
     from ddplaunch.transport.remote_start import NodeFacts
 
 _CLOSE_S = 5.0
@@ -86,33 +84,31 @@ class Run:
         """``early_agent``: that of a single local node, already started. ``folder``: the run's; None: no files."""
         self._config, self._run_id, self._mailbox, self._folder = config, run_id, mailbox, folder
         self._run_tag, self._marks, self._console = run_tag, contextlib.ExitStack(), console
+        self._started_at = time.monotonic()
         self._show_ready: Callable[[], None] = lambda: None
-        self._messages, self._started_at = UserMessages(config, run_id, folder, console), time.monotonic()
-        self._show = self._messages.show
         self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config), folder)
-        self._attempts = Attempts(lambda result, evidence: self._watches.explain(result, evidence))
-        self._output: WriteOutput = console.output
-        output = lambda header, data: self._output(header, data)  # noqa: E731  A watch may replace it.
-        transport = setup.transport_for(config, run_tag, output, mailbox.post, early_agent, console.stdout_fd)
-        rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
+        self._watches = watches = Watches(console.output)
+        self._messages = UserMessages(config, run_id, folder, console, watches.note)
+        self._show = show = self._messages.show
+        self._attempts = Attempts(watches.explain)
+        transport = setup.transport_for(config, run_tag, watches.output, mailbox.post, early_agent, console.stdout_fd)
+        spec = partial(setup.agent_spec_of_run, config, run_id, folder, transport.node_names)
+        self._nodes = nodes = Nodes(transport, spec)
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.each_node_has_launcher else (config.min_nodes, config.max_nodes)
-        spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.node_names)
-        self._nodes = Nodes(transport, spec)
-        self._participants = Participants(self._nodes, *nnodes, rendezvous, self._attempts, self._show)
-        self._connecting = ConnectionProgress(self._participants, self._messages.progress)
-        lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
-        self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
-        self._shutdown = Shutdown(config, self._nodes, self._messages, lambda signum: self._watches.on_stop(signum))
-        state = (self._participants, self._attempts, self._shutdown, self._note)
-        self._lost_nodes = LostNodes(lost_after_s, *state, self._show, self._report_attempts)
-        handlers = (self._lost_nodes, self._on_node_event)
-        self._given_up = GivenUp(config, self._participants, self._shutdown, *handlers, self._show)
-        parts = (self._nodes, self._participants, self._pings, self._shutdown, self._messages, self._note)
-        self._watches = Watches(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post))
-        self._output, self._messages.note = self._watches.on_output(self._output), self._note
-        timed: tuple[Timed, ...] = (self._connecting, SweepNotice(self._nodes, self._show), self._shutdown, self._nodes)
-        self._timers = Timers(self._pings, (*timed, *self._watches.all), mailbox)
+        rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
+        self._participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
+        self._shutdown = Shutdown(config, nodes, self._messages, watches.on_stop)
+        state = (self._participants, self._attempts, self._shutdown)
+        self._lost_nodes = LostNodes(config, *state, watches.note, show, self._report_attempts)
+        self._checks = RecordChecks(config, self._participants)
+        self._pings = Pings(
+            config.timeouts.lost_after_s, nodes, mailbox, self._lost_nodes.on_unresponsive, self._suspend
+        )
+        parts = (nodes, self._participants, self._pings, self._shutdown, self._messages, watches.note)
+        watches.begin(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post))
+        progress = NodeProgress(self._participants, self._messages)
+        self._timers = Timers(self._pings, (progress, self._shutdown, nodes, *watches.all), mailbox)
 
     # The loop.
 
@@ -148,9 +144,6 @@ class Run:
         except LaunchError as error:
             self._shutdown.fail(error)
 
-    def _note(self, *event: Any, **facts: Any) -> None:
-        self._watches.note(*event, **facts)
-
     def _on_event(self, event: object) -> None:
         match event:
             case signals.SignalReceived(signum=signal.SIGTSTP):
@@ -159,7 +152,7 @@ class Run:
             case signals.SignalReceived():
                 self._shutdown.on_signal(event)
             case FromNode(index=index, event=node_event):
-                self._given_up.handle(self._nodes.all[index], node_event)
+                self._on_node_event(self._nodes.all[index], node_event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
             case control_socket.ControlRequest():
@@ -174,7 +167,19 @@ class Run:
                 signals.suspend()
 
     def _on_node_event(self, node: Node, event: object) -> None:
-        """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
+        """Handle an event of a node's handle; if that fails, ``LostNodes.on_bad_record`` decides."""
+        if node.is_given_up and not isinstance(event, ChannelClosed):
+            return
+        try:
+            self._checks.check(node, event)
+            self._handle(node, event)
+        except LaunchError:
+            raise
+        except Exception as error:
+            self._lost_nodes.on_bad_record(node, event, error)
+
+    def _handle(self, node: Node, event: object) -> None:
+        """Handle a record of a node's agent, or a change of its connection."""
         self._watches.on_node_event(node.index, event)
         match event:
             case AgentEnded(unkillable_pids=pids):
@@ -241,8 +246,7 @@ class Run:
 
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
         node.workers = local_world_size
-        by_host = self._connecting.on_agent_ready(node.index, local_world_size)
-        if by_host:
+        if by_host := self._participants.on_agent_ready(node):
             self._watches.on_nodes_ready(by_host)
             self._facts = run_facts.with_workers(self._facts, by_host, node.handle.inherited_fds, self._folder)
             self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
@@ -301,9 +305,6 @@ class Run:
         else:
             self._lost_nodes.on_channel_closed(node, returncode)
 
-    def _on_node_unresponsive(self, node: Node) -> None:
-        self._lost_nodes.on_unresponsive(node)
-
     def _on_node_reported(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
@@ -332,8 +333,7 @@ class Run:
         result = run_facts.completed(result, self._facts, self._nodes.all)
         result = self._watches.add_to_result(result)
         failure = outcome.with_leftovers(error, result) if lost else error
-        more = self._watches.page_lines(result), self._watches.report_lines(result)
-        self._messages.run_ended(result, failure, *more)
+        self._messages.run_ended(result, failure, self._watches.page_lines(result))
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         self._watches.on_run_ended(RunEnd(result, error, self._nodes.losses, is_interrupted))
         self._messages.close()

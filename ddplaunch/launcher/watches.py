@@ -1,14 +1,15 @@
 """The watches of a run: parts that follow what its nodes report, and advise, report or answer, but run no attempt.
 
 Runs in the launcher, in the main thread. ``Run`` calls each method of all watches, in the order of ``FEATURES``, and
-names none.
+names none. ``Timers`` calls all parts of a run that have a deadline.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
@@ -28,9 +29,15 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.pings import Pings
     from ddplaunch.launcher.shutdown import Shutdown
-    from ddplaunch.protocol.launcher_agent import Order
+    from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.launcher_agent import Order, Output
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
+
+_FROZEN_S = 1.0
+"""Delay of a deadline that shows that this process or its machine was suspended."""
+
+_CATCH_UP_S = 5.0
 
 
 class RunServices(NamedTuple):
@@ -173,31 +180,32 @@ class Watch:
         """Lines for the failure page, below why the job has failed. The page escapes them."""
         return ()
 
-    def report_lines(self, result: RunResult) -> Sequence[str]:
-        """Lines for the end of report.txt, which only a failed run has: below its failure page, for what is long."""
-        return ()
-
     def on_run_ended(self, end: RunEnd) -> None:
-        """The result has been shown. Begin what follows; only the user can interrupt it."""
+        """The result has been shown and its files are written. Begin what follows; only the user can interrupt it."""
 
     def finish(self, end: RunEnd) -> None:
         """Wait for what ``on_run_ended`` has begun. The last call."""
 
 
 class Watches:
-    """All watches of one run."""
+    """All watches of one run. There are none until ``begin``."""
 
-    def __init__(self, run: RunServices) -> None:
+    all: tuple[Watch, ...] = ()
+
+    def __init__(self, write: WriteOutput) -> None:
+        """``write`` shows the output of workers."""
+        self._write = write
+
+    def begin(self, run: RunServices) -> None:
+        """Make the watches that this run has."""
         self._run = run
-        self.all: tuple[Watch, ...] = tuple(
-            watch for module in features.watching(run.config) for watch in module.watches(run)
-        )
-
-    def on_output(self, write: WriteOutput) -> WriteOutput:
-        """``write``, preceded by what the watches do with the output of workers."""
+        self.all = tuple(watch for module in features.watching(run.config) for watch in module.watches(run))
         for watch in self.all:
-            write = watch.on_output(write)
-        return write
+            self._write = watch.on_output(self._write)
+
+    def output(self, header: Output, data: bytes) -> None:
+        """Show output of a worker, after the watches have done with it what they do. Any thread."""
+        self._write(header, data)
 
     def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
         """All nodes are ready; raises LaunchError if the run cannot go on."""
@@ -275,10 +283,6 @@ class Watches:
         """The lines of all watches for the failure page."""
         return [line for watch in self.all for line in watch.page_lines(result)]
 
-    def report_lines(self, result: RunResult) -> list[str]:
-        """The lines of all watches for the end of report.txt."""
-        return [line for watch in self.all for line in watch.report_lines(result)]
-
     def on_run_ended(self, end: RunEnd) -> None:
         """The result has been shown: do what follows, and wait for it, and for the console."""
         for watch in self.all:
@@ -286,3 +290,38 @@ class Watches:
         self._run.messages.drain(end.result, end.is_interrupted)
         for watch in self.all:
             watch.finish(end)
+
+
+class Timed(Protocol):
+    """A part of a run with a deadline."""
+
+    def run_due(self, now: float) -> float:
+        """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
+
+
+class Timers:
+    """Runs the parts of a run that are due, also under an uninterrupted stream of events.
+
+    After a suspension (SIGSTOP, Ctrl-Z, a suspended laptop), deadlines have passed although the events before them may
+    wait in the mailbox. The launcher handles these events first, for up to ``_CATCH_UP_S``; the pings go on
+    meanwhile, in their own thread.
+    """
+
+    def __init__(self, pings: Timed, parts: Sequence[Timed], mailbox: Mailbox[object]) -> None:
+        """``parts`` run in this order, after the pings, which may suspend this process."""
+        self._pings = pings
+        self._parts = parts
+        self._mailbox = mailbox
+        self._deadline = float("inf")
+        self._catch_up_by = 0.0
+
+    def run_due(self) -> float:
+        """Run the parts that are due. Returns the time until which the loop may wait for an event."""
+        ping_at = self._pings.run_due(time.monotonic())
+        now = time.monotonic()
+        if now - self._deadline > _FROZEN_S:
+            self._catch_up_by = self._deadline = now + _CATCH_UP_S
+        if now < self._catch_up_by and not self._mailbox.is_empty:
+            return now
+        self._deadline = min(ping_at, *(part.run_due(now) for part in self._parts))
+        return self._deadline

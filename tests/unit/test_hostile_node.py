@@ -20,8 +20,8 @@ from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.usage import records as usage
 from ddplaunch.launcher import pings, setup
 from ddplaunch.launcher.display.console import Console
-from ddplaunch.launcher.given_up import NodeRanks
 from ddplaunch.launcher.nodes import Node
+from ddplaunch.launcher.record_checks import RecordChecks
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
@@ -228,15 +228,15 @@ def test_a_node_has_no_place_and_no_ranks_but_its_own(
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes NodeDetails of one node an error."""
-    on_node_event = Run._on_node_event
+    handle = Run._handle
 
     def of_node(index: int) -> None:
         def fail(self: Run, node: Node, event: object) -> None:
             if node.index == index and isinstance(event, NodeDetails):
                 raise KeyError("a\x1bb")
-            on_node_event(self, node, event)
+            handle(self, node, event)
 
-        monkeypatch.setattr(Run, "_on_node_event", fail)
+        monkeypatch.setattr(Run, "_handle", fail)
 
     return of_node
 
@@ -298,10 +298,11 @@ def test_on_this_machine_it_is_a_bug_that_ends_the_run_in_order(
 def test_a_node_is_believed_while_another_ones_first_record_is_on_its_way() -> None:
     """The nodes may have met over a network that is faster than the launcher's connection to one of them."""
     participants = participants_of((2, 2), "a", "b", rendezvous=rendezvous_config())
-    ranks, (first, second) = NodeRanks(participants), participants.nodes.all
+    config = launch_config(script="x.py", hosts=tuple(map(Host, "ab")), min_nodes=2, max_nodes=2)
+    checks, (first, second) = RecordChecks(config, participants), participants.nodes.all
     first.workers = 8
-    ranks.check(first, AttemptStarted(0, 16, tuple(range(8)), 0, 2, 0))
+    checks.check(first, AttemptStarted(0, 16, tuple(range(8)), 0, 2, 0))
     second.workers = 8
-    ranks.check(second, AttemptStarted(0, 16, tuple(range(8)), 1, 2, 8))
+    checks.check(second, AttemptStarted(0, 16, tuple(range(8)), 1, 2, 8))
     with pytest.raises(wire.ProtocolError, match="do not fit"):
-        ranks.check(second, AttemptStarted(0, 32, tuple(range(8)), 1, 2, 8))
+        checks.check(second, AttemptStarted(0, 32, tuple(range(8)), 1, 2, 8))

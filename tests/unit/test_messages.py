@@ -29,7 +29,7 @@ class Console:
 
 def messages(config: LaunchConfig, folder: Path | None = None) -> tuple[UserMessages, list[str]]:
     console = Console()
-    return UserMessages(config, "r1", folder, console), console.shown  # type: ignore[arg-type]
+    return UserMessages(config, "r1", folder, console, lambda *_, **__: None), console.shown  # type: ignore[arg-type]
 
 
 def test_how_long_a_run_on_one_node_took_is_said_of_long_runs() -> None:

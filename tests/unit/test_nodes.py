@@ -16,7 +16,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.features.slurm.launcher import NodeWatch
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.lost_nodes import LostNodes
-from ddplaunch.launcher.node_progress import SweepNotice
+from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.launcher.nodes import Node, NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.protocol.launcher_agent import (
@@ -58,7 +58,9 @@ class Job:
         self.watch = watch(launch_config(script="x.py"), self.participants, show)
         shutdown = SimpleNamespace(in_progress=False, has_killed=False, node_ended=False, fail=self._fail)
         note = lambda kind, text, node: self.said.append(f"event {kind} of node {node}: {text}")  # noqa: E731
-        self.lost = LostNodes(5.0, self.participants, self.attempts, shutdown, note, show, list)  # type: ignore[arg-type]
+        self.lost = LostNodes(
+            launch_config(script="x.py"), self.participants, self.attempts, shutdown, note, show, list
+        )  # type: ignore[arg-type]
 
     def _fail(self, error: LaunchError) -> None:
         self.said.append(f"error {error.exit_code}: {error.message}")
@@ -181,6 +183,15 @@ def test_which_nodes_take_part() -> None:
     golden.check_pages("nodes", story)
 
 
+def test_all_nodes_are_ready_once() -> None:
+    participants = Job("2:2 a b").participants
+    first, second = participants.nodes.all
+    first.workers, second.workers = 2, 3
+    assert participants.on_agent_ready(second) is None
+    assert participants.on_agent_ready(first) == {"a": 2, "b": 3}
+    assert participants.on_agent_ready(first) is None
+
+
 # Sweeps.
 
 
@@ -209,7 +220,10 @@ def test_a_sweep_is_given_up_when_its_time_is_over():
 def test_the_user_is_told_once_that_only_a_sweep_keeps_the_run_from_its_end():
     participants = Job("2:2 a b").participants
     said: list[str] = []
-    notice = SweepNotice(participants.nodes, lambda text, _level: said.append(text))
+    messages: Any = SimpleNamespace(progress=None, show=lambda text, _level: said.append(text))
+    for node in participants.nodes.all:
+        participants.nodes.on_agent_connected(node)
+    notice = NodeProgress(participants, messages)
     assert notice.run_due(0.0) == float("inf")
     participants.nodes.sweep(participants.nodes.all[1])
     assert [notice.run_due(now) for now in (10.0, 10.1, 13.0)] == [10.5, 10.5, 13.5], "the other agent still runs"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
+import struct
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.display import progress
-from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.display import console
+from ddplaunch.launcher.display.console import Console, Progress
 from ddplaunch.launcher.display.line_prefix import Style
-from ddplaunch.launcher.display.progress import Progress
-from ddplaunch.launcher.node_progress import ConnectionProgress
+from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import participants_of
@@ -52,7 +55,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every call is due."""
     for name in ("_REWRITE_S", "_FIRST_S", "_AGAIN_S"):
-        monkeypatch.setattr(progress, name, 0.0)
+        monkeypatch.setattr(console, name, 0.0)
 
 
 # The console.
@@ -107,22 +110,22 @@ def test_what_is_quick_is_not_told(terminal: Terminal) -> None:
 
 def test_without_a_terminal_it_is_told_in_lines(tmp_path: Path, at_once: None) -> None:
     with open(tmp_path / "file", "wb") as file:
-        console = Console(STYLE, file.fileno(), file.fileno())
-        told = Progress(console, is_quiet=False)
+        lines = Console(STYLE, file.fileno(), file.fileno())
+        told = Progress(lines, is_quiet=False)
         for number in range(4):
             told.show(lambda number=number: f"{number} of 3")
         told.end()
-        console.drain(lambda: False, STALL_S)
+        lines.drain(lambda: False, STALL_S)
     text = (tmp_path / "file").read_bytes()
     assert text == b"ddplaunch: 1 of 3\nddplaunch: 2 of 3\nddplaunch: 3 of 3\n"
 
 
 def test_the_times_are_those_of_a_patient_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [100.0, 104.9, 105.0, 105.1, 114.9, 115.0, 124.9]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: times[0]))
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: times[0]))
     said: list[str] = []
-    console = type("Lines", (), {"has_progress": False, "show": lambda _, text: said.append(text)})()
-    told = Progress(console, is_quiet=False)
+    lines: Any = SimpleNamespace(has_progress=False, show=said.append)
+    told = Progress(lines, is_quiet=False)
     while times:
         told.show(lambda: str(times[0]))
         del times[0]
@@ -141,7 +144,8 @@ def test_quiet_is_quiet(terminal: Terminal, at_once: None) -> None:
 def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once: None) -> None:
     participants = participants_of((64, 64), *(f"gpu{n}" for n in range(1, 65)))
     nodes = participants.nodes
-    connecting = ConnectionProgress(participants, Progress(terminal.console, is_quiet=False))
+    messages: Any = SimpleNamespace(progress=Progress(terminal.console, is_quiet=False), show=None)
+    connecting = NodeProgress(participants, messages)
     for _ in range(2):
         connecting.run_due(0.0)
     assert terminal.shown() == b"ddplaunch: connecting: 0 of 64 nodes, waiting for gpu[1-64]"
@@ -155,16 +159,9 @@ def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once:
     assert terminal.shown() == ERASE
 
 
-def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_columns", lambda: 20)
+def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None) -> None:
+    fcntl.ioctl(terminal.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
     told = Progress(terminal.console, is_quiet=False)
     for _ in range(2):
         told.show(lambda: "x" * 100)
     assert terminal.shown() == b"ddplaunch: xxxxxxxx"
-
-
-def test_all_nodes_are_ready_once(terminal: Terminal) -> None:
-    connecting = ConnectionProgress(participants_of((2, 2), "a", "b"), Progress(terminal.console, is_quiet=False))
-    assert connecting.on_agent_ready(1, 3) is None
-    assert connecting.on_agent_ready(0, 2) == {"a": 2, "b": 3}
-    assert connecting.on_agent_ready(0, 2) is None

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.launcher import timers
-from ddplaunch.launcher.timers import Timers
+from ddplaunch.launcher import watches
+from ddplaunch.launcher.watches import Timers
 from tests.support import golden
 
 
@@ -32,7 +32,7 @@ class Loop:
         self._now, self._mailbox = 0.0, SimpleNamespace(is_empty=True)
         parts = [Part("part", [*map(float, times.split(","))], self.said) for times in due.split()]
         self._timers = Timers(Part("pings", [*map(float, range(200))], self.said), parts, self._mailbox)
-        monkeypatch.setattr(timers, "time", SimpleNamespace(monotonic=lambda: self._now))
+        monkeypatch.setattr(watches, "time", SimpleNamespace(monotonic=lambda: self._now))
 
     def busy(self) -> None:
         """Events wait to be handled."""

@@ -66,7 +66,7 @@ class HangWatch(Watch):
     def __init__(self, run: RunServices) -> None:
         self._timeouts, self._folder, self._messages = run.config.timeouts, run.folder, run.messages
         self._is_remote = not run.config.is_local
-        self._send, self._post = run.send_to_all, run.post
+        self._send, self._post, self._note = run.send_to_all, run.post, run.note
         self.on_hang: Callable[[], None] = lambda: None
         self.is_concluding = False
         self._load_at = time.monotonic() + _LOAD_S
@@ -299,7 +299,7 @@ class HangWatch(Watch):
             return
         explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
         self.on_hang()
-        self._messages.note("hang_aborted", f"{reason}{explained}")
+        self._note("hang_aborted", f"{reason}{explained}")
         self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
 
     def _first_line(self, examination: Examination, found: Explanation) -> str:

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 _LAST_MESSAGES_S = 1.0
 
+_REWRITE_S = 0.25
+"""Seconds between two versions of the progress on a terminal, and before the first: short activities show no line."""
+
+_FIRST_S, _AGAIN_S = 5.0, 10.0
+"""Elsewhere."""
+
 
 class Console:
     """The two output streams. Any thread may call ``output`` and ``show``; neither blocks.
@@ -145,8 +151,8 @@ class Console:
         return self._stderr.is_terminal
 
     def progress(self, text: str) -> None:
-        """Show ``text`` as the last line, in place of the previous one, until there is other output."""
-        self._stderr.progress(escape(text))
+        """Show ``text``, cut to the width, as the last line, in place of the previous one, until other output comes."""
+        self._stderr.progress(escape(text[: self._stderr.columns - 1]))
 
     def leave_terminal(self) -> None:
         """Treat both streams as files from now on: redrawn lines become lines of console.log."""
@@ -187,6 +193,40 @@ class Console:
         """End the threads once the queues are empty. No other method may be called afterwards."""
         for writer in self._writers:
             writer.close()
+
+
+class Progress:
+    """The progress of one activity at a time: a line that is rewritten on a terminal, elsewhere one every few seconds.
+
+    Times are ``time.monotonic()``'s.
+    """
+
+    def __init__(self, console: Console, *, is_quiet: bool) -> None:
+        self._console = console
+        self._is_quiet = is_quiet
+        self._due: float | None = None
+
+    def show(self, text: Callable[[], str]) -> float:
+        """The activity is in progress: show ``text()`` if a line is due. Returns when to call again."""
+        if self._is_quiet:
+            return float("inf")
+        now, is_rewritten = time.monotonic(), self._console.has_progress
+        if self._due is None:
+            self._due = now + (_REWRITE_S if is_rewritten else _FIRST_S)
+        elif now >= self._due:
+            self._due = now + (_REWRITE_S if is_rewritten else _AGAIN_S)
+            line = f"ddplaunch: {text()}"
+            if is_rewritten:
+                self._console.progress(line)
+            else:
+                self._console.show(line)
+        return self._due
+
+    def end(self) -> None:
+        """The activity is over: remove its line."""
+        if self._due is not None and self._console.has_progress:
+            self._console.progress("")
+        self._due = None
 
 
 def _encode(text: str) -> bytes:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.launcher.display import failure_page, report_files
-from ddplaunch.launcher.display.progress import Progress
+from ddplaunch.launcher.display.console import Progress
 from ddplaunch.protocol import first_failure
 from ddplaunch.system.files import kept_files, run_json
-from ddplaunch.text import duration, escape, plural, quote, ranks
+from ddplaunch.text import duration, plural, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,17 +43,18 @@ class UserMessages:
         run_id: the run's, as events show it.
         progress: shows the progress of long activities.
         console: where all is shown.
-        note: gets every message as an event, also those that are not shown; as ``Watches.note``.
     """
 
-    def __init__(self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console) -> None:
-        """``folder`` is the run's; None if no files are kept."""
+    def __init__(
+        self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console, note: Callable[..., None]
+    ) -> None:
+        """``folder`` is the run's; None if no files are kept. ``note`` gets every message, as ``Watches.note``."""
         self._config = config
         self.run_id = run_id
         self._folder = folder
         self.console = console
         console.logs = where_logs(config, folder)
-        self.note: Callable[..., None] = lambda _kind, _text, **_facts: None
+        self._note = note
         self._count = 0
         self._position: tuple[int, int, int] | None = None
         self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
@@ -70,7 +71,7 @@ class UserMessages:
 
     def show(self, text: str, level: int, kind: str = "message") -> None:
         """Show a message of this ``Level``, which is about an event of this ``kind``."""
-        self.note(kind, text, **({"level": level} if kind == "message" else {}))
+        self._note(kind, text, **({"level": level} if kind == "message" else {}))
         if level <= self._config.output.verbosity:
             self.console.show(f"ddplaunch: {text}")
 
@@ -171,17 +172,11 @@ class UserMessages:
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL, "restart")
 
-    def run_ended(
-        self,
-        result: RunResult,
-        error: LaunchError | None,
-        page_lines: Sequence[str] = (),
-        report_lines: Sequence[str] = (),
-    ) -> None:
+    def run_ended(self, result: RunResult, error: LaunchError | None, page_lines: Sequence[str] = ()) -> None:
         """Write the report, and show the failure page or how the run ended.
 
-        ``error`` says why the run ended; the command shows it at last, so there is no failure page. Of
-        what features add, ``page_lines`` are for that page, and ``report_lines`` follow it in report.txt.
+        ``error`` says why the run ended; the command shows it at last, so there is no failure page. ``page_lines`` are
+        what features add to that page.
         """
         if self._folder and _is_deleted(self._folder):
             lost = "its logs are lost, and there is no report"
@@ -200,7 +195,7 @@ class UserMessages:
                 result, page_lines, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report
             )
         if self._folder and text:
-            report_files.write_page("\n".join([text, *map(escape, report_lines)]), self._folder)
+            report_files.write_page(text, self._folder)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text and self._config.each_node_has_launcher and failure_page.is_shown_elsewhere(result):
             self.show(failure_page.summary(result), Level.ALWAYS)

@@ -128,10 +128,12 @@ class StreamWriter:
     def _live_line(self, header: Output, line: bytes) -> str:
         prefix = self.style.prefix(header).decode("utf-8", "replace")
         text = _CONTROL_SEQUENCE.sub("", line.decode("utf-8", "replace"))
-        columns = self._columns() - len(_CONTROL_SEQUENCE.sub("", prefix)) - 1
+        columns = self.columns - len(_CONTROL_SEQUENCE.sub("", prefix)) - 1
         return prefix + "".join(filter(str.isprintable, text))[: max(0, columns)]
 
-    def _columns(self) -> int:
+    @property
+    def columns(self) -> int:
+        """The width of the terminal."""
         try:
             return os.get_terminal_size(self._fd).columns or 80
         except OSError:

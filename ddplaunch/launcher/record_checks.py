@@ -1,0 +1,82 @@
+"""Checks what nodes say: a record must not contradict what this launcher knows of the node, or what the user wants.
+
+Runs in the launcher, in the main thread. Records that cannot be decoded do not arrive here: the transport gives up
+their node, as ``lost_nodes`` does one whose record fails a check.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OfRanks
+from ddplaunch.protocol.wire import ProtocolError
+from ddplaunch.text import ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.launcher.participants import Participants
+    from ddplaunch.protocol.results import AttemptResult
+
+
+class RecordChecks:
+    """The checks of one run: what a node says about workers is about its own, and it restarts them as it may.
+
+    A node's own AttemptStarted says which ranks it has; what that may say follows from how many workers the nodes have.
+    """
+
+    def __init__(self, config: LaunchConfig, participants: Participants) -> None:
+        self._participants = participants
+        # Where each node has a launcher, the one of the node that serves the rendezvous says how many there may be.
+        self._max_restarts = None if config.each_node_has_launcher else config.max_restarts
+        self._of_node: dict[int, tuple[int, range]] = {}
+        self._restarts: Counter[int] = Counter()
+
+    def check(self, node: Node, event: object) -> None:
+        """Follow the attempts of ``node``.
+
+        Raises:
+            ProtocolError: the event is a record that fails a check.
+        """
+        match event:
+            case AttemptStarted():
+                self._check_started(node, event)
+                own = range(event.first_rank, event.first_rank + len(event.pids))
+                self._of_node[node.index] = event.attempt, own
+            case AttemptEnded(result=result, evidence=evidence):
+                self._check(node, result.attempt, [*(exit_.rank for exit_ in result.exits)])
+                for each in evidence:
+                    self.check(node, each)
+                self._check_restarts(node, result)
+            case OfRanks(attempt=attempt, named_ranks=named):
+                self._check(node, attempt, named)
+
+    def _check_restarts(self, node: Node, result: AttemptResult) -> None:
+        self._restarts[node.index] += result.restart_follows
+        if self._max_restarts is not None and self._restarts[node.index] > self._max_restarts:
+            raise ProtocolError(f"it reports more than {self._max_restarts} restarts")
+
+    def _check_started(self, node: Node, event: AttemptStarted) -> None:
+        """Where each node has a launcher, this launcher does not know how many workers the other nodes have.
+
+        Nor does it while the AgentReady of a node is on its way: the nodes may have met over a faster link.
+        """
+        workers, participants = len(event.pids), self._participants
+        fits = workers <= node.workers and event.first_rank + workers <= event.world_size
+        if participants.assigns_rendezvous:
+            nodes = participants.nodes.all
+            is_known = all(nodes[index].workers for index in participants.indices)
+            fits = fits and (not is_known or event.world_size <= sum(each.workers for each in nodes))
+        if not fits or event.node_rank >= event.nnodes:
+            raise ProtocolError(f"{workers} of {event.world_size} workers from rank {event.first_rank} on do not fit")
+
+    def _check(self, node: Node, attempt: int, named: Collection[int]) -> None:
+        """An attempt that failed before all workers ran was not started: only the number of its ranks is known."""
+        known, own = self._of_node.get(node.index, (-1, range(0)))
+        is_own = own.start <= min(named, default=own.start) and max(named, default=-1) < own.stop
+        is_own = is_own if known == attempt else max(named, default=0) - min(named, default=0) < max(node.workers, 1)
+        if not is_own or (isinstance(named, list) and len(set(named)) < len(named)):
+            raise ProtocolError(f"{ranks(set(named))} are not its own")
