@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from ddplaunch.features.gpus.reader import read_once
-from ddplaunch.features.health.gpu_rules import at_start
-from ddplaunch.features.health.port_rules import ports_at_start
+from ddplaunch.features.health.rules import at_start, ports_at_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.features.gpus import amd
 from ddplaunch.features.gpus.records import IbPort
-from ddplaunch.features.health import gpu_rules
+from ddplaunch.features.health.rules import at_start, while_running
 from ddplaunch.system import devices
 from tests.support import golden
 from tests.support.gpus import changed, readers
@@ -71,7 +71,7 @@ def test_the_files_of_a_gpu_are_read_and_judged_by_the_rules_of_all(device: Path
         (first,) = watched.read().gpus
         (gpu,) = (first,) if asked == "health" else watched.read(asked).gpus
         watched.reader.close()
-        return ", ".join([changed(gpu), *(finding.rule for finding in gpu_rules.at_start(first))])
+        return ", ".join([changed(gpu), *(finding.rule for finding in at_start(first))])
 
     golden.check_answers("amd_gpus", told)
 
@@ -88,7 +88,7 @@ def test_an_error_during_the_run_is_read(device: Path, start: Any) -> None:
     watched = start()
     before = watched.read().gpus[0]
     _write(device / "ras/gfx_err_count", "ue: 2\nce: 7")
-    (finding,) = gpu_rules.while_running(before, watched.read().gpus[0])
+    (finding,) = while_running(before, watched.read().gpus[0])
     assert (finding.rule, finding.is_fault) == ("uncorrected-errors", True)
 
 

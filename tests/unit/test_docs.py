@@ -18,7 +18,7 @@ from ddplaunch.cli import main, rendezvous_options
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.features.faults import fault_spec
-from ddplaunch.features.health import gpu_rules, port_rules
+from ddplaunch.features.health import rules
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results
@@ -154,10 +154,10 @@ def test_the_rules_about_hardware_are_those_of_the_code():
     told = {row[0]: row for row in rows(read("docs/gpu-health.md")) if len(row) > 4}
     yes = lambda is_it: "yes" if is_it else ""  # noqa: E731
     known = {
-        f"`{rule.name}`": [rule.severity, yes(rule.is_fault), yes(rule.in_run), rule.action] for rule in gpu_rules.RULES
+        f"`{rule.name}`": [rule.severity, yes(rule.is_fault), yes(rule.in_run), rule.action] for rule in rules.RULES
     }
     assert {name: row[2:-1] for name, row in told.items() if len(row) > 6 and name != "rule"} == known
-    of_ports = re.findall(r'_finding\("([a-z-]+)"', inspect.getsource(port_rules))
+    of_ports = re.findall(r'_port_finding\(\s*"([a-z-]+)"', inspect.getsource(rules))
     assert [name.strip("`") for name, row in told.items() if len(row) < 6 and name != "rule"] == of_ports
 
 

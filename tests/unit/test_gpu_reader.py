@@ -15,7 +15,7 @@ import pytest
 from ddplaunch.features.gpus import child, reader
 from ddplaunch.features.gpus.reader import GpuReader, read_once
 from ddplaunch.features.gpus.records import GpuReading, GpusRead
-from ddplaunch.features.health import gpu_rules
+from ddplaunch.features.health.rules import at_start, while_running
 from ddplaunch.system import devices
 from tests.support import fake_nvml, golden
 from tests.support.fake_nvml import Says
@@ -47,7 +47,7 @@ class Story:
 
     def read(self, question: str) -> str:
         found = self.watched.read(question or "health")
-        rules = [finding.rule for gpu in found.gpus for finding in gpu_rules.at_start(gpu)] if not question else []
+        rules = [finding.rule for gpu in found.gpus for finding in at_start(gpu)] if not question else []
         return "\n".join([*map(changed, found.gpus), *([found.missing] if found.missing else []), *rules])
 
     def wanted(self, _: str) -> str:
@@ -146,7 +146,7 @@ def test_clocks_that_the_hardware_lowers_are_counted_in_minutes(driver: Says, wa
     driver("gpus 1", "0 clocks 68")
     before = watched.until_read(lambda gpu: gpu.throttled_minutes == 5).gpus[0]
     after = watched.until_read(lambda gpu: gpu.throttled_minutes == 6).gpus[0]
-    (finding,) = gpu_rules.while_running(before, after)
+    (finding,) = while_running(before, after)
     assert finding.text == "the hardware has lowered its clocks in 6 of the last 10 minutes"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.features.gpus.records import GpuReading
-from ddplaunch.features.health import gpu_rules
-from ddplaunch.features.health.gpu_rules import RULES
+from ddplaunch.features.health import rules
+from ddplaunch.features.health.rules import RULES
 from tests.support import golden
 from tests.support.fake_nvml import Says
 
@@ -24,16 +24,16 @@ def test_each_rule_fires_at_its_threshold_and_in_the_run_when_a_gpu_begins_to_br
     in_run = {rule.name: rule.in_run for rule in RULES}
     questions = golden.questions("gpu_rules")
     gpus = dict(zip(questions, _read(driver, watch, questions), strict=True))
-    sound = [gpu for gpu in gpus.values() if not gpu_rules.at_start(gpu)]
+    sound = [gpu for gpu in gpus.values() if not rules.at_start(gpu)]
     broken: set[str] = set()
 
     def told(question: str) -> str:
         gpu = gpus[question]
-        found = gpu_rules.at_start(gpu)
+        found = rules.at_start(gpu)
         for before in (*sound, None):
-            begun = [finding.rule for finding in gpu_rules.while_running(before, gpu)]
+            begun = [finding.rule for finding in rules.while_running(before, gpu)]
             assert begun == [finding.rule for finding in found if in_run[finding.rule]]
-        assert all(gpu_rules.while_running(gpu, after) == () for after in (gpu, *sound))
+        assert all(rules.while_running(gpu, after) == () for after in (gpu, *sound))
         assert {(finding.gpu, finding.uuid) for finding in found} <= {(gpu.index, gpu.uuid)}
         broken.update(finding.rule for finding in found)
         return "; ".join(f"{finding.rule}: {finding.text}" for finding in found) or "sound"
@@ -60,14 +60,14 @@ def _read(driver: Says, watch: Any, questions: list[str]) -> tuple[GpuReading, .
 )
 def test_rules_about_the_last_minutes_have_a_threshold(name: str, field: str, most: int) -> None:
     gpu = GpuReading(index=0)
-    assert gpu_rules.at_start(replace(gpu, **{field: most})) == ()
-    assert [finding.rule for finding in gpu_rules.at_start(replace(gpu, **{field: most + 1}))] == [name]
+    assert rules.at_start(replace(gpu, **{field: most})) == ()
+    assert [finding.rule for finding in rules.at_start(replace(gpu, **{field: most + 1}))] == [name]
 
 
 def test_more_errors_that_could_not_be_corrected_are_told_each_time() -> None:
     gpus = [GpuReading(index=0, uncorrected_errors=count) for count in (1, 1, 3)]
-    assert gpu_rules.while_running(gpus[0], gpus[1]) == ()
-    (finding,) = gpu_rules.while_running(gpus[1], gpus[2])
+    assert rules.while_running(gpus[0], gpus[1]) == ()
+    (finding,) = rules.while_running(gpus[1], gpus[2])
     assert (finding.text, finding.is_fault) == (
         "3 memory errors could not be corrected since its driver was loaded",
         True,
@@ -75,13 +75,13 @@ def test_more_errors_that_could_not_be_corrected_are_told_each_time() -> None:
 
 
 def test_a_lost_gpu_is_a_lasting_fault() -> None:
-    (finding,) = gpu_rules.while_running(GpuReading(index=3), GpuReading(index=3, uuid="GPU-3", error="GPU is lost"))
+    (finding,) = rules.while_running(GpuReading(index=3), GpuReading(index=3, uuid="GPU-3", error="GPU is lost"))
     assert (finding.rule, finding.severity, finding.is_fault, finding.gpu) == ("lost", "refuse", True, 3)
 
 
 def test_what_only_warns_at_the_start_explains_no_later_failure() -> None:
     gpu = GpuReading(index=0, uncorrected_errors=1, is_remap_failed=True)
-    assert {finding.rule: finding.is_fault for finding in gpu_rules.at_start(gpu)} == {
+    assert {finding.rule: finding.is_fault for finding in rules.at_start(gpu)} == {
         "row-remap-failed": True,
         "uncorrected-errors": False,
     }

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.features.gpus.records import Gpu
-from ddplaunch.features.health import differences, findings, log_folder
-from ddplaunch.features.health.findings import with_hardware
+from ddplaunch.features.health import findings, log_folder
+from ddplaunch.features.health.gpu_faults import with_hardware
 from ddplaunch.features.health.records import NodeHardware
 from ddplaunch.protocol.results import HealthFinding, WorkerExit
 from tests.support import golden
@@ -42,7 +42,7 @@ def node(
 
 def between(odd: NodeHardware) -> str:
     """An odd node beside two others."""
-    (found,) = differences.between({"a": node(), "b": node(), "c": odd})
+    (found,) = findings.between({"a": node(), "b": node(), "c": odd})
     return found.replace("a,b", "[ab]")
 
 
@@ -62,10 +62,10 @@ def test_what_findings_and_differences_are_told_as() -> None:
             between(node(ports=1)),
         ],
         "what is certain of a clock": [
-            f"{least_s} to {most_s} s: {differences.certain_offset(least_s, most_s)} s"
+            f"{least_s} to {most_s} s: {findings.certain_offset(least_s, most_s)} s"
             for least_s, most_s in ((6.0, 9.0), (-9.0, -6.0), (-600.0, 0.1), (-1.0, 20.0), (0.0, 0.0))
         ],
-        "clocks": [differences.clock_text("gpu3", offset_s) or "right" for offset_s in (5.0, -5.0, 65.0, -6.0)],
+        "clocks": [findings.clock_text("gpu3", offset_s) or "right" for offset_s in (5.0, -5.0, 65.0, -6.0)],
     }
     golden.check("health", {name: "\n".join(found) for name, found in lines.items()})
 
@@ -106,12 +106,12 @@ def test_only_a_fault_is_a_cause_and_a_stopped_worker_needs_a_lasting_one(
 
 
 def test_equal_nodes_do_not_differ() -> None:
-    assert differences.between({"a": node(), "b": node(), "c": node(memory_gb=500)}) == []
-    assert differences.between({"a": node()}) == differences.between({}) == []
-    assert differences.between({"a": node(), "b": NodeHardware()}) == [], "what is not known is no difference"
+    assert findings.between({"a": node(), "b": node(), "c": node(memory_gb=500)}) == []
+    assert findings.between({"a": node()}) == findings.between({}) == []
+    assert findings.between({"a": node(), "b": NodeHardware()}) == [], "what is not known is no difference"
 
 
 def test_of_a_newcomer_only_what_is_unusual_is_told() -> None:
     nodes = {"a": node(), "b": node(cpus=32), "c": node(cpus=32, driver="550.9")}
-    assert differences.between(nodes, "b") == [], "of its two others, one has as many"
-    assert differences.between(nodes, "c") == ["the nodes differ in driver: 550.9 on c, 570.1 on a,b"]
+    assert findings.between(nodes, "b") == [], "of its two others, one has as many"
+    assert findings.between(nodes, "c") == ["the nodes differ in driver: 550.9 on c, 570.1 on a,b"]

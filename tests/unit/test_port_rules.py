@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddplaunch.features.gpus.child import ports_of
 from ddplaunch.features.gpus.records import IbPort
-from ddplaunch.features.health.port_rules import ports_at_start, ports_while_running
+from ddplaunch.features.health.rules import ports_at_start, ports_while_running
 from tests.support import golden
 
 GOOD = IbPort(

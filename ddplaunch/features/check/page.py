@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.check.queries import NodeReport
-from ddplaunch.features.health import differences, findings
+from ddplaunch.features.health import findings
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
 from ddplaunch.text import median, plural, size, table
@@ -197,7 +197,7 @@ def _hardware_differences(nodes: Sequence[CheckedNode]) -> list[str]:
         host: replace(hardware, gpus=tuple(replace(gpu, name="") for gpu in hardware.gpus))
         for host, hardware in found.items()
     }
-    return differences.between(nameless)
+    return findings.between(nameless)
 
 
 def _slow_links(nodes: Sequence[CheckedNode]) -> Iterator[str]:

@@ -114,9 +114,7 @@ class HealthPart(Part):
         """The first time, tell the launcher that watches the job what this node has, if that is another's."""
         self._group, hardware, self._to_tell = group, self._to_tell, None
         if hardware:
-            from ddplaunch.features.health import differences  # Few runs wait for the import.
-
-            ahead_s = differences.certain_offset(*self._node.rendezvous.clock_ahead_s)
+            ahead_s = findings.certain_offset(*self._node.rendezvous.clock_ahead_s)
             self._node.report(
                 HardwareOfNode(attempt=round_.attempt, host=self._spec.host, hardware=hardware, clock_ahead_s=ahead_s)
             )

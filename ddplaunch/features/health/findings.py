@@ -1,4 +1,4 @@
-"""Findings: their sentences for the user, whether they explain that a worker has failed, and all those of a node.
+"""Findings and differences between nodes in sentences for the user, and what an agent reports of its node.
 
 Used by agents, for failures and refusals, and by the launcher.
 """
@@ -6,23 +6,27 @@ Used by agents, for failures and refusals, and by the launcher.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.gpus.records import MAX_GPUS
 from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
-from ddplaunch.text import ranks
+from ddplaunch.text import duration, ranks, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ddplaunch.features.gpus.records import GpuReading, IbPort
-    from ddplaunch.protocol.results import HealthFinding, WorkerExit
-
-WINDOW_S = 60.0
-"""A fault of this many seconds before a failure is its cause."""
+    from ddplaunch.protocol.results import HealthFinding
 
 _THE_GPU = "the GPU "
+
+CLOCK_LIMIT_S = 5.0
+MEMORY_TOLERANCE = 0.05
+"""Machines of one kind differ by what the kernel keeps for itself."""
+
+_MAX_HOSTS = 200
 
 
 def gpu(finding: HealthFinding) -> str:
@@ -64,28 +68,6 @@ def refusal(findings: Sequence[HealthFinding], host: str) -> str:
     return f"{line(wrong[0], host)}{more}"
 
 
-def with_hardware(exits: Sequence[WorkerExit], faults: Sequence[HealthFinding]) -> tuple[WorkerExit, ...]:
-    """``exits`` with the fault of the hardware that has ended each worker; ``faults`` are recent, the first came first.
-
-    A worker that was stopped has failed too if its GPU needs somebody to act: it could not go on, and others waited for
-    it.
-    """
-    return tuple(_blamed(exit_, faults) for exit_ in exits)
-
-
-def _blamed(exit_: WorkerExit, faults: Sequence[HealthFinding]) -> WorkerExit:
-    own = [fault for fault in faults if fault.is_fault and _concerns(fault, exit_)]
-    if exit_.stopped:
-        own = [fault for fault in own if fault.severity == "refuse" and fault.gpu is not None]
-    if not own or exit_.returncode == 0:
-        return exit_
-    return replace(exit_, hardware=cause(own[0]), stopped=False)
-
-
-def _concerns(fault: HealthFinding, exit_: WorkerExit) -> bool:
-    return fault.gpu is None or exit_.local_rank in fault.local_ranks
-
-
 # All findings of a node, and what its machine has.
 
 
@@ -102,3 +84,69 @@ def node_health(
         ports=tuple(active[:MAX_PORTS]),
     )
     return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware)
+
+
+# What should be the same on all nodes of a job and is not.
+
+_COMPARED: tuple[tuple[str, Callable[[NodeHardware], str]], ...] = (
+    ("CPUs", lambda node: str(node.cpus) if node.cpus else ""),
+    ("GPU models", lambda node: _counted(Counter(gpu.name for gpu in node.gpus if gpu.name))),
+    ("GPU memory", lambda node: ", ".join(sorted({size(gpu.memory_bytes) for gpu in node.gpus if gpu.memory_bytes}))),
+    ("driver", lambda node: ", ".join(sorted({gpu.driver for gpu in node.gpus} - {""}))),
+    ("VBIOS", lambda node: ", ".join(sorted({gpu.vbios for gpu in node.gpus} - {""}))),
+    ("MIG", lambda node: ", ".join(sorted({"on" if gpu.is_mig else "off" for gpu in node.gpus}))),
+    (
+        "power limit",
+        lambda node: ", ".join(sorted({f"{gpu.power_limit_w:.0f} W" for gpu in node.gpus if gpu.power_limit_w})),
+    ),
+    ("active ports", lambda node: _counted(Counter(node.ports))),
+)
+
+
+def _counted(names: Counter[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
+
+
+def between(nodes: Mapping[str, NodeHardware], newcomer: str = "") -> list[str]:
+    """A sentence for each thing that differs, by host; what a node does not tell is no difference.
+
+    ``newcomer``: only what this host has and most others have not.
+    """
+    compared = (*_COMPARED, *_memory(nodes))
+    return [text for what, value in compared if (text := _difference(what, nodes, value, newcomer))]
+
+
+def _memory(nodes: Mapping[str, NodeHardware]) -> tuple[tuple[str, Callable[[NodeHardware], str]], ...]:
+    known = [node.memory_bytes for node in nodes.values() if node.memory_bytes]
+    if not known or max(known) - min(known) <= MEMORY_TOLERANCE * max(known):
+        return ()
+    return (("memory", lambda node: size(node.memory_bytes) if node.memory_bytes else ""),)
+
+
+def _difference(
+    what: str, nodes: Mapping[str, NodeHardware], value: Callable[[NodeHardware], str], newcomer: str
+) -> str:
+    hosts: dict[str, list[str]] = {}
+    for host, node in nodes.items():
+        if found := value(node):
+            hosts.setdefault(found, []).append(host)
+    if len(hosts) < 2:
+        return ""
+    counts = {found: len(set(names) - {newcomer}) for found, names in hosts.items()}
+    usual, *others = sorted(hosts, key=lambda found: (-counts[found], newcomer not in hosts[found], found))
+    if newcomer and not any(newcomer in hosts[found] for found in others):
+        return ""
+    parts = [f"{found} on {fold(hosts[found])}"[:_MAX_HOSTS] for found in (*others, usual)]
+    return f"the nodes differ in {what}: {', '.join(parts)}"
+
+
+def certain_offset(least_s: float, most_s: float) -> float:
+    """How far a clock is ahead at least, if that is between the two; below 0: behind."""
+    return max(least_s, 0.0) + min(most_s, 0.0)
+
+
+def clock_text(host: str, offset_s: float) -> str:
+    """A sentence if the clock of ``host`` is wrong by ``offset_s`` against the launcher's; empty within the limit."""
+    if abs(offset_s) <= CLOCK_LIMIT_S:
+        return ""
+    return f"the clock of {host} is {duration(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} this machine's"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.features.gpus.records import Gpu, GpuEvent, GpusRead
-from ddplaunch.features.health import findings, gpu_events, gpu_rules, log_folder, port_rules
+from ddplaunch.features.health import findings, gpu_events, log_folder, rules
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import devices
 from ddplaunch.system.files import run_folder
@@ -23,7 +23,7 @@ from ddplaunch.text import quote, size
 from ddplaunch.threads import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddplaunch.agent.events import Wait
     from ddplaunch.features.gpus.agent import GpusOfJob
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ddplaunch.features.health.records import NodeHealth
     from ddplaunch.protocol.results import HealthFinding, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
+
+_WINDOW_S = 60.0
+"""A fault of this many seconds before a failure is its cause."""
 
 _FRESH_LIMIT_S = 1.0
 _MEMORY_LIMIT_S = 50.0
@@ -87,12 +90,12 @@ class GpuFaults:
         self._before, self._missing, self._fresh_by = gpus, answer.missing, None
         if before is None:
             self.used_at_start = {gpu.index: gpu.used_bytes or 0 for gpu in gpus.values()}
-            found = self._of_job(finding for gpu in gpus.values() for finding in gpu_rules.at_start(gpu))
+            found = self._of_job(finding for gpu in gpus.values() for finding in rules.at_start(gpu))
             self.findings += found
             self._keep_faults(found)
         else:
             pairs = [(before.get(index), gpu) for index, gpu in gpus.items()]
-            changes = (gpu_rules.while_running(*pair) for pair in pairs if pair[0] is not pair[1])
+            changes = (rules.while_running(*pair) for pair in pairs if pair[0] is not pair[1])
             self._found(finding for found in changes for finding in found)
         self._on_ports(answer)
         if not was_missing and is_worth_telling(answer.missing, has_gpus=self._has_gpus):
@@ -106,9 +109,9 @@ class GpuFaults:
         if answer.missing or not self._has_peers:
             return
         if self._has_ports:
-            self._found(port_rules.ports_while_running(self.ports, answer.ports))
+            self._found(rules.ports_while_running(self.ports, answer.ports))
         else:
-            self.findings += port_rules.ports_at_start(answer.ports)
+            self.findings += rules.ports_at_start(answer.ports)
         self._has_ports, self.ports = True, answer.ports
 
     @property
@@ -156,13 +159,13 @@ class GpuFaults:
         if self._fresh_by is not None or self._missing:
             self._found(self._logged_xids())
         self._fresh_by = None
-        earliest = time.monotonic() - findings.WINDOW_S - self._spec.timeouts.shutdown_timeout_s
-        return findings.with_hardware(exits, [finding for at, finding in self._faults if at >= earliest])
+        earliest = time.monotonic() - _WINDOW_S - self._spec.timeouts.shutdown_timeout_s
+        return with_hardware(exits, [finding for at, finding in self._faults if at >= earliest])
 
     def _logged_xids(self) -> Iterable[HealthFinding]:
         """What the kernel's log says, where NVML does not answer any more."""
         known = {(finding.gpu, finding.rule) for _, finding in self._faults}
-        for address, number in gpu_events.recent_xids(findings.WINDOW_S):
+        for address, number in gpu_events.recent_xids(_WINDOW_S):
             for gpu in self.gpus.gpus:
                 found = gpu_events.of_event(GpuEvent(index=gpu.index, uuid=gpu.uuid, kind="xid", xid=number))
                 is_its = gpu_events.is_logged_for(address, gpu.pci_address)
@@ -185,6 +188,31 @@ def _port(finding: HealthFinding) -> str:
 def is_worth_telling(missing: str, *, has_gpus: bool) -> bool:
     """Whether ``missing`` is a reason why GPUs that the node has could not be read."""
     return bool(missing) and (has_gpus or not missing.startswith(_NO_DRIVER))
+
+
+# Which workers have failed because of a fault.
+
+
+def with_hardware(exits: Sequence[WorkerExit], faults: Sequence[HealthFinding]) -> tuple[WorkerExit, ...]:
+    """``exits`` with the fault of the hardware that has ended each worker; ``faults`` are recent, the first came first.
+
+    A worker that was stopped has failed too if its GPU needs somebody to act: it could not go on, and others waited for
+    it.
+    """
+    return tuple(_blamed(exit_, faults) for exit_ in exits)
+
+
+def _blamed(exit_: WorkerExit, faults: Sequence[HealthFinding]) -> WorkerExit:
+    own = [fault for fault in faults if fault.is_fault and _concerns(fault, exit_)]
+    if exit_.stopped:
+        own = [fault for fault in own if fault.severity == "refuse" and fault.gpu is not None]
+    if not own or exit_.returncode == 0:
+        return exit_
+    return replace(exit_, hardware=findings.cause(own[0]), stopped=False)
+
+
+def _concerns(fault: HealthFinding, exit_: WorkerExit) -> bool:
+    return fault.gpu is None or exit_.local_rank in fault.local_ranks
 
 
 # Between attempts: the driver frees the memory of a killed process late, and a worker that starts before would find too
@@ -268,8 +296,8 @@ def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:
 
 
 def _of_gpus(read: GpusRead) -> list[HealthFinding]:
-    found = [finding for gpu in read.gpus for finding in gpu_rules.at_start(gpu)]
-    found += port_rules.ports_at_start(read.ports)
+    found = [finding for gpu in read.gpus for finding in rules.at_start(gpu)]
+    found += rules.ports_at_start(read.ports)
     if is_worth_telling(read.missing, has_gpus=devices.has_driver()):
         found.append(gpu_events.of_silence(read.missing))
     return found

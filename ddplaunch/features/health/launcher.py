@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import HARDWARE, LaunchError, Level
-from ddplaunch.features.health import differences, findings
+from ddplaunch.features.health import findings
 from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
@@ -174,7 +174,7 @@ class _Comparison:
         self._known[index] = host, hardware
         if self._known.keys() >= set(participants):
             nodes = dict(self._known[other] for other in (*participants, index))
-            for text in differences.between(nodes, host if self._is_compared else ""):
+            for text in findings.between(nodes, host if self._is_compared else ""):
                 self._show(text, Level.ALWAYS)
             self._is_compared = True
 
@@ -182,7 +182,7 @@ class _Comparison:
         """The clock of node ``index`` is ahead of this machine's by so many seconds at least, and at most."""
         if index in self._has_clock:
             return
-        text = differences.clock_text(host, differences.certain_offset(least_s, most_s))
+        text = findings.clock_text(host, findings.certain_offset(least_s, most_s))
         if text:
             self._show(text, Level.ALWAYS)
         if text or most_s - least_s < _EXACT_S:
