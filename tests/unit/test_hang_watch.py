@@ -26,6 +26,7 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
+from ddplaunch.protocol.launcher_agent import AttemptEnded
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.timeouts import TimeoutConfig
 from tests.support import golden
@@ -139,6 +140,32 @@ def test_when_a_job_is_examined_reported_and_ended(monkeypatch: pytest.MonkeyPat
         return "\n".join(map(job.play, steps.split(", ")))
 
     golden.check_pages("hang_watch", story)
+
+
+class Events:
+    """A HangWatch of two nodes, and the events that it notes. Its methods are the steps of a story."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.steps, self.said = 1000.0, 0, list[str]()
+        for clock in ("time", "monotonic"):
+            monkeypatch.setattr(hang_watch.time, clock, lambda: self.now_s)
+        note = lambda kind, _, t, **facts: self.said.append(f"{kind} at {t}: {facts}")  # noqa: E731
+        self.watch = HangWatch(run_services(LaunchConfig(script="x.py"))._replace(note=note))
+
+    def report(self, now_s: str, node: str, quiet_s: str, attempt: str = "0", is_finished: str = "") -> None:
+        self.now_s = float(now_s)
+        activity = WorkerActivity(int(attempt), float(quiet_s), is_finished=bool(is_finished))
+        self.watch.on_report(int(node), (0, 1), activity)
+        self.steps += 1
+        self.watch.run_due(self.now_s + self.steps)
+
+    def end(self) -> None:
+        self.watch.on_event(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=60.0)))
+
+
+def test_when_a_job_is_noted_as_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its nodes whose workers run are."""
+    golden.check_pages("quiet_times", lambda story: golden.play(Events(monkeypatch), story.partition(": ")[2]))
 
 
 def test_the_files_of_a_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.errors import Level
 from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, RequestedExaminations, load
-from ddplaunch.features.hangs.quiet_time import QuietTime
 from ddplaunch.features.hangs.rank_state import JobState
-from ddplaunch.features.hangs.records import (
-    AbortHungAttempt,
-    ExamineWorkers,
-    WorkerActivity,
-    WorkersExamined,
-)
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import AttemptEnded
 from ddplaunch.text import duration, quote
 from ddplaunch.threads import post_from_thread
 from ddplaunch.timeouts import AUTO_HANG_REPORT_S
@@ -54,12 +49,14 @@ _JUDGE_S = 0.5
 _PAUSES = 10
 """The automatic limit is this many times the longest pause so far."""
 
+_QUIET_S = 60.0
+"""Without output and collectives for so long, a job is called quiet in events.jsonl."""
+
 
 class HangWatch(Watch):
     """Watches one run.
 
     Attributes:
-        on_hang: called before the user is told that the job hangs.
         is_concluding: all answers to an examination have come, and a thread explains or writes them.
     """
 
@@ -67,12 +64,14 @@ class HangWatch(Watch):
         self._timeouts, self._folder, self._messages = run.config.timeouts, run.folder, run.messages
         self._is_remote = not run.config.is_local
         self._send, self._post, self._note = run.send_to_all, run.post, run.note
-        self.on_hang: Callable[[], None] = lambda: None
         self.is_concluding = False
         self._load_at = time.monotonic() + _LOAD_S
         self._attempt = -1
         self._participants: Sequence[int] = ()
         self._activity: dict[int, WorkerActivity] = {}
+        self._quiet_since: dict[int, float] = {}
+        """Of each node, by the wall clock; and of the job, as it is in events.jsonl."""
+        self._noted_since: float | None = None
         self._active: set[int] = set()
         """The nodes whose last report said that they are active."""
         self._has_news, self._judge_at = False, 0.0
@@ -83,10 +82,14 @@ class HangWatch(Watch):
         self._waiting_s, self._has_waiting = 0.0, False
         self._is_wait_known = self._is_wait_reported = False
         """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
-        self._not_before = 0.0
         self._at_stop = Examination(0, 0, NEVER, set())
 
     # Events.
+
+    def on_event(self, index: int, event: object) -> None:
+        """The attempt has ended on a node, and so on all: an agent waits for the verdict first."""
+        if isinstance(event, AttemptEnded):
+            self._note_active()
 
     def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
         """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""
@@ -106,14 +109,17 @@ class HangWatch(Watch):
         if event.quiet_s or event.is_finished:
             self._active.discard(index)
         else:
+            self._note_active()
             if self._reported or not self._active:  # Otherwise the job was active before.
                 self._on_active()
             self._active.add(index)
         self._activity[index], self._has_news = event, True
+        self._quiet_since[index] = time.time() - event.quiet_s
         if event.waiting_s < self._waiting_s and not event.is_finished:
             self._on_waiting()
 
     def _start_attempt(self, attempt: int) -> None:
+        self._note_active()
         self._attempt, self._activity, self._examination, self._reported = attempt, {}, None, None
         self._active, self._has_news = set(), False
         self._waiting_s, self._is_wait_known, self._is_wait_reported = 0.0, False, False
@@ -127,6 +133,18 @@ class HangWatch(Watch):
     def _show_moves_again(self, quiet_s: float) -> None:
         self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS, "moves_again")
         self._reported = None
+
+    def _note_quiet(self) -> None:
+        """The job has been quiet for long, or the user is told that it hangs."""
+        if self._noted_since is None:
+            running = (index for index in self._participants if not self._activity[index].is_finished)
+            self._noted_since = max(self._quiet_since[index] for index in running)
+            self._note("quiet", "", self._noted_since, attempt=self._attempt)
+
+    def _note_active(self) -> None:
+        since, self._noted_since, now_s = self._noted_since, None, time.time()
+        if since is not None:
+            self._note("active", "", now_s, attempt=self._attempt, s=round(now_s - since, 3))
 
     def _on_waiting(self) -> None:
         """Ranks wait in a collective, or they go on; whatever the others write."""
@@ -208,17 +226,16 @@ class HangWatch(Watch):
         return self._judge(now)
 
     def _judge(self, now: float) -> float:
-        """Begin an examination if the reports of the nodes say so, and enough time has passed since the last one."""
+        """Begin an examination if the reports of the nodes say so."""
         self._judge_at, self._has_news = now + _JUDGE_S, False
         self._on_waiting()
         quiet_s, still_s = self._job_quiet_s()
+        if quiet_s >= _QUIET_S:
+            self._note_quiet()
         if not self._is_due(quiet_s, still_s):
             return NEVER
-        if now >= self._not_before:
-            self._examine(now, quiet_s, still_s)
-            return now + EXAMINATION_S
-        self._judge_at, self._has_news = self._not_before, True
-        return self._not_before
+        self._examine(now, quiet_s, still_s)
+        return now + EXAMINATION_S
 
     # Examinations.
 
@@ -239,9 +256,8 @@ class HangWatch(Watch):
     def _conclude(self, examination: Examination, now: float) -> None:
         """All nodes have answered, or their time is over: explain, decide what follows, write, and tell it."""
         self._examination, self.is_concluding = None, True
-        self._not_before = now + min(
-            max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S
-        )
+        pause_s = max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S)
+        self._judge_at = now + min(pause_s, _MAX_PAUSE_S)
         is_wait_due = self._is_wait_due(examination.quiet_s)
         self._in_thread(partial(_explained, examination, is_wait_due=is_wait_due), partial(self._decide, examination))
 
@@ -298,7 +314,7 @@ class HangWatch(Watch):
         if not self._job_quiet_s()[0]:  # It has moved meanwhile.
             return
         explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
-        self.on_hang()
+        self._note_quiet()
         self._note("hang_aborted", f"{reason}{explained}")
         self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
 
@@ -315,7 +331,7 @@ class HangWatch(Watch):
     def _report_hang(self, examination: Examination, found: Explanation, first: str, path: Path | None) -> None:
         self._reported = JobState.BUSY if examination.missing else found.job_state
         self._is_wait_known = True
-        self.on_hang()
+        self._note_quiet()
         self._report(found, first, path)
         if not self._job_quiet_s()[0]:
             self._show_moves_again(examination.quiet_s)
@@ -377,7 +393,4 @@ def _explained(examination: Examination, *, is_wait_due: bool) -> _Explained:
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    hangs = HangWatch(run)
-    quiet = QuietTime(run.note)
-    hangs.on_hang = quiet.on_hang
-    return quiet, hangs, RequestedExaminations(run)
+    return HangWatch(run), RequestedExaminations(run)
