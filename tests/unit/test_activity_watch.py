@@ -77,8 +77,8 @@ class Watched:
         return NodeEvidence(host="node1")
 
     def _sample(self) -> Sample:
-        activity = ProcessActivity({PID: self.cpu_s}, {PID: 0}, 0.0)
-        return Sample(PID, self.now, activity, status=self.status, flight_record=FlightRecord(calls=self.calls))
+        activity = ProcessActivity(PID, self.now, {PID: self.cpu_s}, {PID: 0}, 0.0)
+        return Sample(activity, status=self.status, flight_record=FlightRecord(calls=self.calls))
 
     def run(self, *steps: Callable[[], object]) -> None:
         """Before each step the time is that of the watch's deadline; its events are handled after each."""

@@ -49,10 +49,10 @@ def test_a_childs_work_counts(process: subprocess.Popen[bytes]) -> None:
     (child,) = process_activity.descendants(process.pid)
     assert after.cpu_since(before) >= 0.15
     assert after.io_since(before) >= 20 << 20
-    assert after.busiest_child(before, process.pid) == child
+    assert after.busiest_child(before) == child
     wait_until(lambda: process_activity.waits_for_input(child))
     idle = process_activity.read(process.pid)
-    assert idle.busiest_child(process_activity.read(process.pid), process.pid) is None
+    assert idle.busiest_child(process_activity.read(process.pid)) is None
     os.kill(child, signal.SIGKILL)
     process.wait(10)
 

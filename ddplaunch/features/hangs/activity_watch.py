@@ -358,7 +358,7 @@ class ActivityWatch:
 
 
 def _statuses(samples: Mapping[int, Sample]) -> dict[int, tuple[int, bytes]]:
-    return {local_rank: (sample.pid, sample.status) for local_rank, sample in samples.items() if sample.status}
+    return {rank: (sample.activity.pid, sample.status) for rank, sample in samples.items() if sample.status}
 
 
 def _load() -> None:

@@ -50,7 +50,6 @@ class Sample:
     """One worker at one moment.
 
     Attributes:
-        at: ``time.monotonic()``.
         answers_cpu_s: CPU seconds that the worker has used for its answers so far.
         status: torch's counters of collectives, to be compared only; empty if it was not asked or did not answer.
         flight_record: only where ``status`` had not changed, or where it was required; that of an earlier sample if
@@ -58,8 +57,6 @@ class Sample:
         missing_sources: what could not be asked, and why.
     """
 
-    pid: int
-    at: float
     activity: ProcessActivity
     answers_cpu_s: float = 0.0
     status: bytes = b""
@@ -100,15 +97,15 @@ def take_samples(
 
 
 def _is_same(sample: Sample, pid: int, status: Answer) -> bool:
-    return sample.pid == pid and sample.status == status.record
+    return sample.activity.pid == pid and sample.status == status.record
 
 
 def _still_holds(sample: Sample) -> bool:
     """Whether the worker's flight record is known, and it cannot have called send or recv since then."""
     if sample.flight_record is None:
         return False
-    used_s = process_activity.read(sample.pid).cpu_since(sample.activity)
-    return used_s < BUSY_CPU_SHARE * (time.monotonic() - sample.at)
+    now = process_activity.read(sample.activity.pid)
+    return now.cpu_since(sample.activity) < BUSY_CPU_SHARE * (now.at - sample.activity.at)
 
 
 def _sample(
@@ -126,8 +123,6 @@ def _sample(
         except ValueError as error:
             missing = f"torch's flight record: {error}"[:_MAX_MISSING_CHARS]
     return Sample(
-        pid=pid,
-        at=time.monotonic(),
         activity=process_activity.read(pid, connections),
         answers_cpu_s=_answers_cpu_s(pid, status, answer),
         status=status.record if status else b"",
@@ -168,7 +163,7 @@ def of_group(
     """
     for worker in group.workers:
         sample = samples.get(worker.local_rank)
-        if not worker.is_running or sample is None or sample.pid != worker.pid:
+        if not worker.is_running or sample is None or sample.activity.pid != worker.pid:
             yield RankEvidence(
                 rank=worker.rank, local_rank=worker.local_rank, host=group.host, pid=worker.pid, is_running=False
             )
@@ -181,7 +176,7 @@ def _of_worker(
     host: str, worker: Worker, sample: Sample, earlier: Sample | None, dumps: tuple[str, ...] | None
 ) -> RankEvidence:
     """``dumps``: the last two at most; None if the worker was not asked for one."""
-    if earlier is None or earlier.pid != sample.pid:
+    if earlier is None or earlier.activity.pid != sample.activity.pid:
         earlier = sample
     missing_stacks = _NO_STACKS if dumps == () else ()
     dumps = dumps or ()
@@ -193,10 +188,10 @@ def _of_worker(
         host=host,
         pid=worker.pid,
         silent_s=max(0.0, time.monotonic() - written_at),
-        window_s=sample.at - earlier.at,
+        window_s=activity.at - before.at,
         cpu_s=max(0.0, activity.cpu_since(before) - max(0.0, sample.answers_cpu_s - earlier.answers_cpu_s)),
         io_bytes=activity.io_since(before),
-        run_queue_wait_s=max(0.0, activity.run_queue_wait_s - before.run_queue_wait_s),
+        run_queue_wait_s=activity.waited_since(before),
         collectives_moved=sample.status != earlier.status if sample.status and earlier.status else None,
         blocked_state=sample.blocked_state,
         where=stack_dumps.whereabouts(dumps[-1])[:MAX_NAME] if dumps else "",
@@ -213,7 +208,7 @@ def _of_worker(
 
 
 def _busy_child(sample: Sample, earlier: Sample) -> str:
-    pid = sample.activity.busiest_child(earlier.activity, sample.pid)
+    pid = sample.activity.busiest_child(earlier.activity)
     if pid is None:
         return ""
     name = procfs.read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()[:MAX_NAME]

@@ -57,9 +57,10 @@ _LIMIT_S = 1.0
 
 @dataclass(frozen=True)
 class ProcessActivity:
-    """Totals since the start of a process, of which the kernel's counters have a resolution of 10 ms.
+    """Totals since the start of process ``pid``, of which the kernel's counters have a resolution of 10 ms.
 
     Attributes:
+        at: ``time.monotonic()`` when they were read.
         cpu_s: CPU time of each process of the tree that runs, by pid, ended children included.
         io_bytes: bytes that each has passed to read(2), write(2) and their kin, or that mapped files have read and
             written, by pid.
@@ -68,6 +69,8 @@ class ProcessActivity:
         unanswered: addresses of peers that do not acknowledge what the tree sends to them over TCP.
     """
 
+    pid: int
+    at: float
     cpu_s: dict[int, float]
     io_bytes: dict[int, int]
     run_queue_wait_s: float
@@ -83,9 +86,13 @@ class ProcessActivity:
         files, connections = (self.io_bytes, earlier.io_bytes), (self.tcp_bytes, earlier.tcp_bytes)
         return sum(max(0, new[key] - old.get(key, 0)) for new, old in (files, connections) for key in new)
 
-    def busiest_child(self, earlier: ProcessActivity, parent: int) -> int | None:
-        """The descendant of ``parent`` that used most CPU since ``earlier``; None if none used any."""
-        used = {pid: value - earlier.cpu_s.get(pid, 0.0) for pid, value in self.cpu_s.items() if pid != parent}
+    def waited_since(self, earlier: ProcessActivity) -> float:
+        """Seconds for which the main thread was ready and had no CPU since ``earlier``."""
+        return max(0.0, self.run_queue_wait_s - earlier.run_queue_wait_s)
+
+    def busiest_child(self, earlier: ProcessActivity) -> int | None:
+        """The descendant that used most CPU since ``earlier``; None if none used any."""
+        used = {pid: value - earlier.cpu_s.get(pid, 0.0) for pid, value in self.cpu_s.items() if pid != self.pid}
         return max(used, key=used.__getitem__) if any(value > 0 for value in used.values()) else None
 
 
@@ -95,6 +102,8 @@ def read(pid: int, connections: dict[int, Connection] | None = None) -> ProcessA
     known = tcp_connections() if connections is None else connections
     own = {inode: found for each in tree for inode, found in connections_of(each, known).items()}
     return ProcessActivity(
+        pid=pid,
+        at=time.monotonic(),
         cpu_s={each: _cpu_s(each) for each in tree},
         io_bytes={each: _io_bytes(each) for each in tree},
         run_queue_wait_s=_run_queue_wait_s(pid),

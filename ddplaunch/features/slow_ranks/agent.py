@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.hangs import examiner, worker_records
@@ -33,12 +33,6 @@ _MIN_SENT = 256
 """Calls of all ranks in one sample, so that the launcher needs less than a second for them; but so many of each."""
 
 
-class _Load(NamedTuple):
-    at: float
-    pid: int
-    activity: ProcessActivity
-
-
 class SlowRanksPart(Part):
     """Samples the workers of one attempt after the other, if there are several and the user wants to be told."""
 
@@ -47,7 +41,7 @@ class SlowRanksPart(Part):
         self._examiner = examiner.of(node.worker_socket)
         self._group: WorkerGroup | None = None
         self._newest = 0
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, ProcessActivity] = {}
         self._is_reading = self._is_announced = False
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
@@ -118,10 +112,17 @@ class SlowRanksPart(Part):
         from ddplaunch.features.hangs import process_activity
 
         for rank, pid in pids.items():
-            now, earlier = _Load(time.monotonic(), pid, process_activity.read(pid)), self._loads.get(rank)
+            now, earlier = process_activity.read(pid), self._loads.get(rank)
             self._loads[rank] = now
             if earlier and earlier.pid == pid:
-                yield _rank_load(rank, now, earlier, throttled.get(rank, ""))
+                yield RankLoad(
+                    rank=rank,
+                    window_s=now.at - earlier.at,
+                    cpu_s=now.cpu_since(earlier),
+                    io_bytes=now.io_since(earlier),
+                    run_queue_wait_s=now.waited_since(earlier),
+                    throttled=throttled.get(rank, ""),
+                )
 
     def _throttled(self, local_rank: int) -> str:
         """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
@@ -131,17 +132,6 @@ class SlowRanksPart(Part):
         from ddplaunch.features.hangs import node_evidence
 
         return node_evidence.throttled(names[0])
-
-
-def _rank_load(rank: int, now: _Load, earlier: _Load, throttled: str) -> RankLoad:
-    return RankLoad(
-        rank=rank,
-        window_s=now.at - earlier.at,
-        cpu_s=now.activity.cpu_since(earlier.activity),
-        io_bytes=now.activity.io_since(earlier.activity),
-        run_queue_wait_s=max(0.0, now.activity.run_queue_wait_s - earlier.activity.run_queue_wait_s),
-        throttled=throttled,
-    )
 
 
 part = SlowRanksPart
