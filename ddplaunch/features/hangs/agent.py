@@ -71,10 +71,8 @@ class HangPart(Part):
 
     def _ask_node(self, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
         """Ask NCCL and the GPUs. Any thread. NCCL's RAS answers for all nodes: one of them asks it."""
-        devices, address = (
-            self._node.placement.devices,
-            {**self._ras_address, **os.environ}.get(node_evidence.RAS_VARIABLE, ""),
-        )
+        devices = self._node.placement.devices
+        address = {**self._ras_address, **os.environ}.get(node_evidence.RAS_VARIABLE, "")
         names = frozenset(chain.from_iterable(devices)) if devices else None
         return node_evidence.gather(self._node.spec.host, address if asks_nccl else "", names, limit_s)
 

@@ -43,18 +43,11 @@ def gather(host: str, ras_address: str, gpus: Collection[str] | None, limit_s: f
     own_limit_s = limit_s - min(_MARGIN_S, limit_s / 4)
     late = f"no answer within {limit_s:g} s, or no room for a thread that asks"
     no_gpus: tuple[tuple[GpuReading, ...], str] = ((), late)
-    ras = begin("nccl ras", lambda: _ras(ras_address, own_limit_s), ("", late))
+    ras = begin("nccl ras", lambda: ask_ras(ras_address, own_limit_s), ("", late))
     nvml_limit_s = min(devices.NVML_LIMIT_S, own_limit_s)
     read = begin("nvml", lambda: _gpus(gpus, nvml_limit_s), no_gpus)
     (text, ras_missing), (found, gpus_missing) = ras(deadline), read(deadline)
     return NodeEvidence(host=host, ras=text, ras_missing=ras_missing, gpus=found, gpus_missing=gpus_missing)
-
-
-def _ras(address: str, limit_s: float) -> tuple[str, str]:
-    if not address:
-        return "", "NCCL was not asked: this node has no GPU of NVIDIA, or NCCL's RAS is turned off"
-    text, missing = ask_ras(address, limit_s)
-    return text[:MAX_RAS_CHARS], CUT if len(text) > MAX_RAS_CHARS else missing
 
 
 def _gpus(names: Collection[str] | None, limit_s: float) -> tuple[tuple[GpuReading, ...], str]:
@@ -76,10 +69,6 @@ def throttled(device: str) -> str:
 
 RAS_VARIABLE = "NCCL_RAS_ADDR"
 """``HOST:PORT`` at which the RAS threads of a machine listen; without it ``localhost:28028``, for every job on it."""
-
-RAS_LIMIT_S = 10.0
-MAX_ANSWER_BYTES = 8 << 20
-"""Some 700 bytes per rank and communicator."""
 
 CUT = "the answer of NCCL's RAS is cut"
 _HANDSHAKE_S = 0.5
@@ -112,8 +101,8 @@ class _NoAnswer(Exception):
     """The sentence that ``ask_ras`` returns."""
 
 
-def ask_ras(address: str, limit_s: float = RAS_LIMIT_S) -> tuple[str, str]:
-    """The status of all communicators: JSON from NCCL 2.28.7 on, else text for people; at most ``MAX_ANSWER_BYTES``.
+def ask_ras(address: str, limit_s: float) -> tuple[str, str]:
+    """The status of all communicators: JSON from NCCL 2.28.7 on, else text for people; at most ``MAX_RAS_CHARS``.
 
     And a sentence that says why it is empty, or that it is cut; else empty. It is cut where it is too long, or where
     the connection failed or the time ended before its end.
@@ -121,6 +110,8 @@ def ask_ras(address: str, limit_s: float = RAS_LIMIT_S) -> tuple[str, str]:
     Blocks for up to ``limit_s`` seconds, and longer only where the host in ``address`` is a name that must be looked
     up. Raises nothing. RAS waits up to a third of that time for processes that do not respond, and names them.
     """
+    if not address:
+        return "", "NCCL was not asked: this node has no GPU of NVIDIA, or NCCL's RAS is turned off"
     deadline = time.monotonic() + limit_s
     try:
         with _connected(address, deadline) as connection:
@@ -179,14 +170,14 @@ def _status(connection: socket.socket, deadline: float, ranks_timeout_s: int) ->
     received = bytearray()
     is_complete = False
     with contextlib.suppress(OSError):  # What has arrived until then is worth something.
-        while len(received) <= MAX_ANSWER_BYTES and not is_complete:
+        while len(received) <= MAX_RAS_CHARS and not is_complete:
             connection.settimeout(_left_s(deadline))
             chunk = connection.recv(_READ_BYTES)
             received += chunk
             is_complete = not chunk
     if not received:
         raise _NoAnswer("NCCL's RAS has accepted the question, and sent no answer")
-    text = received[:MAX_ANSWER_BYTES].decode(errors="replace")
+    text = received[:MAX_RAS_CHARS].decode(errors="replace")
     return text, "" if is_complete else CUT
 
 

@@ -35,6 +35,7 @@ MAX_STACK_CHARS = 32 << 10
 
 MAX_UNANSWERED = 16
 MAX_RAS_CHARS = 1 << 20
+"""NCCL says some 700 characters of each rank and communicator."""
 
 Sizes = Annotated[tuple[Annotated[tuple[Size, ...], at_most(16)], ...], at_most(16)]
 """Shapes of the tensors of a call; longer lists are cut."""
