@@ -7,6 +7,7 @@ import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ import pytest
 from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.usage import usage_files
 from ddplaunch.features.usage.records import UsageSampled, UsageStarted
-from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, UsageWatch, number, row, thinned
+from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
 from ddplaunch.system.files import kept_files
 from tests.support import golden
 from tests.support.usage import sample
 
 NOW = 1_800_000_000.0
+NODES: Any = SimpleNamespace(all=[None, SimpleNamespace(host="gpu1")])
 
 
 def test_numbers_are_short_and_json() -> None:
@@ -157,15 +159,14 @@ def test_a_folder_that_moves_gets_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    files = UsageFiles(lambda: tmp_path / "none")
-    files.put(0, rows(NOW, 1), "{}")
+    files = UsageFiles(NODES, lambda: tmp_path / "none", is_local=True)
+    files.on_event(1, UsageStarted(attempt=0, at_s=1.0, ranks=(8,)))
     files.close()
     assert not any(tmp_path.iterdir())
 
 
 def test_records_of_agents_become_lines(tmp_path: Path) -> None:
-    nodes: Any = type("Nodes", (), {"all": [None, type("Node", (), {"host": "gpu1"})]})
-    watch = UsageWatch(nodes, lambda: tmp_path, is_local=True)
+    watch = UsageFiles(NODES, lambda: tmp_path, is_local=True)
     gpu = Gpu(index=6, uuid="GPU-6", name="H100", memory_bytes=80)
     watch.on_event(1, UsageSampled(0, (sample(),)))
     watch.on_event(1, UsageStarted(attempt=0, at_s=1.0, ranks=(8,), gpus=(gpu,), gpu_of_worker=(0,), cpus=4))

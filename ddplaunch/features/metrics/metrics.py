@@ -14,7 +14,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddplaunch.errors import Level
-from ddplaunch.features.usage.quantities import QUANTITIES
+from ddplaunch.features.usage.quantities import BY_NAME
 from ddplaunch.features.usage.records import UsageSample, UsageSampled, UsageStarted
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
@@ -87,8 +87,7 @@ METRICS = (
     Metric("gpu_throttled", "1 while the GPU's clocks are lowered by the hardware, else 0"),
 )
 
-_QUANTITIES = {each.name: each for each in QUANTITIES}
-_SAMPLED = [(each, _QUANTITIES[each.quantity]) for each in METRICS if each.quantity]
+_SAMPLED = [(each, BY_NAME[each.quantity]) for each in METRICS if each.quantity]
 """The metrics of samples, each with its quantity."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})

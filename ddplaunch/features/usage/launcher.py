@@ -11,35 +11,35 @@ from ddplaunch.features.usage import UsageRecord
 from ddplaunch.launcher.watches import Watch
 
 if TYPE_CHECKING:
-    from ddplaunch.features.usage.usage_files import UsageWatch
+    from ddplaunch.features.usage.usage_files import UsageFiles
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.results import RunResult
 
 
-class LateUsageWatch(Watch):
-    """Loads ``UsageWatch`` for the first record: a short run has none."""
+class UsageWatch(Watch):
+    """Loads ``UsageFiles`` for the first record that is to be written: a short run has none."""
 
     def __init__(self, run: RunServices) -> None:
         self._run = run
-        self._watch: UsageWatch | None = None
+        self._files: UsageFiles | None = None
 
     def on_event(self, index: int, event: object) -> None:
         """A record of node ``index``; other events have no effect."""
-        if isinstance(event, UsageRecord):
-            if self._watch is None:
-                from ddplaunch.features.usage.usage_files import UsageWatch
+        if isinstance(event, UsageRecord) and self._run.folder():
+            if self._files is None:
+                from ddplaunch.features.usage.usage_files import UsageFiles
 
                 is_local = self._run.config.is_local
-                self._watch = UsageWatch(self._run.nodes, self._run.folder, is_local=is_local)
-            self._watch.on_event(index, event)
+                self._files = UsageFiles(self._run.nodes, self._run.folder, is_local=is_local)
+            self._files.on_event(index, event)
 
     def add_to_result(self, result: RunResult) -> RunResult:
         """Write what has not been written yet."""
-        if self._watch:
-            self._watch.close()
+        if self._files:
+            self._files.close()
         return result
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (LateUsageWatch(run),)
+    return (UsageWatch(run),)

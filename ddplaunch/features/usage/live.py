@@ -14,7 +14,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddplaunch.features.usage.quantities import FOLDER
+from ddplaunch.features.usage.quantities import BY_NAME, FOLDER
 from ddplaunch.features.usage.records import PERIOD_S
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files, run_json
@@ -23,8 +23,9 @@ from ddplaunch.system.files.run_json import Json, number
 from ddplaunch.text import elapsed, escape, fold_ints, plural, size, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from ddplaunch.features.usage.quantities import Quantity
     from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
 
@@ -37,32 +38,7 @@ STALE_S = 45.0
 """A node without a sample for so long is not known to run: samples come every 10 s, and are written 10 s later."""
 
 
-class _Column(NamedTuple):
-    """A quantity in the table: its place in a sample, its text, and the value of a node with several ranks."""
-
-    head: str
-    part: str
-    key: str
-    text: Callable[[float], str]
-    of_node: Callable[[Sequence[float]], float] = sum
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0f} %"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-_COLUMNS = (
-    _Column("last line", "w", "quiet", lambda value: f"{elapsed(value)} ago", max),
-    _Column("CPU", "w", "cpu", _percent),
-    _Column("memory", "w", "rss", size),
-    _Column("GPU", "g", "util", _percent, _mean),
-    _Column("GPU memory", "g", "mem", size),
-    _Column("lines/s", "w", "lines", lambda value: f"{value:.3g}"),
-)
+_COLUMNS = [BY_NAME[name] for name in ("w.quiet", "w.cpu", "w.rss", "g.util", "g.mem", "w.lines")]
 _HEAD = ("node", "state", *(column.head for column in _COLUMNS))
 
 
@@ -175,8 +151,8 @@ def _of_node(node: NodeSamples, failed: frozenset[int], now: float) -> list[Rank
     rank_list, rows = node.start.get("ranks"), node.start.get("gpu")
     host, sample = str(node.head.get("host", "?")), node.newest
     age_s = now - (number(sample, "t") or number(node.start, "t") or 0.0)
-    found = [(column.part, numbers(sample, column.part, column.key)) for column in _COLUMNS]
-    memory = numbers(sample, "w", "rss")
+    found = [(column.part, numbers(sample, column)) for column in _COLUMNS]
+    memory = numbers(sample, BY_NAME["w.rss"])
     lines = []
     for at, rank in enumerate(rank_list if isinstance(rank_list, list) else ()):
         if type(rank) is not int:
@@ -212,14 +188,29 @@ def _summed(group: Sequence[RankLine]) -> RankLine:
     state = ", ".join(f"{count} {name}" for name, count in states.items()) if len(states) > 1 else next(iter(states))
     columns = zip(*(line.values for line in group), strict=True)
     known = [[value for value in values if value is not None] for values in columns]
-    values = tuple(column.of_node(found) if found else None for column, found in zip(_COLUMNS, known, strict=True))
+    values = tuple(_of_several(column, found) if found else None for column, found in zip(_COLUMNS, known, strict=True))
     return RankLine(group[0].rank, group[0].host, state, values)
+
+
+def _of_several(quantity: Quantity, values: Sequence[float]) -> float:
+    """Of a node with several ranks. The share of a whole, and a time, are not summed up."""
+    if quantity.unit == "s":
+        return max(values)
+    return sum(values) / (len(values) if quantity.top else 1)
 
 
 def _row(name: str, line: RankLine) -> tuple[str, ...]:
     pairs = zip(_COLUMNS, line.values, strict=True)
-    values = ["-" if value is None else column.text(value) for column, value in pairs]
+    values = ["-" if value is None else _text(column, value) for column, value in pairs]
     return name, line.host, line.state, *values
+
+
+def _text(quantity: Quantity, value: float) -> str:
+    if quantity.unit == "bytes":
+        return size(value)
+    if quantity.unit == "s":
+        return f"{elapsed(value)} ago"
+    return f"{value:.0f} %" if quantity.is_percent else f"{value:.3g}"
 
 
 def title(run_id: str, running_s: float, nodes: Sequence[NodeSamples], lines: Sequence[RankLine], now: float) -> str:
@@ -303,9 +294,9 @@ def files(launcher_folders: Iterable[Path], known: dict[Path, NodeSamples]) -> l
     return list(known.values())
 
 
-def numbers(body: Json, part: str, key: str) -> list[float | None]:
-    """The values of ``key`` in ``part`` of a sample, in their order; empty if there are none."""
-    values = of(body, part).get(key)
+def numbers(body: Json, quantity: Quantity) -> list[float | None]:
+    """The values of ``quantity`` in a sample, in their order; empty if there are none."""
+    values = of(body, quantity.part).get(quantity.key)
     return [run_json.finite(value) for value in values[:_MAX_ROWS]] if isinstance(values, list) else []
 
 

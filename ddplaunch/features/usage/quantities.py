@@ -22,6 +22,7 @@ class Quantity(NamedTuple):
         least: a chart with no larger value is not shown, and no smaller difference makes an outlier.
         top: the upper end of the chart; None: a round number above the largest value.
         peaks: several samples have its largest value, since its peaks matter; otherwise the mean.
+        head: of its column in the live table; empty if it has none.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Quantity(NamedTuple):
     least: float = 0.0
     top: float | None = None
     peaks: bool = False
+    head: str = ""
 
     @property
     def part(self) -> str:
@@ -58,16 +60,16 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
-    Quantity("g.util", "%", "GPU utilisation", 3, 100),
-    Quantity("g.mem", "bytes", "GPU memory", 0.1, peaks=True),
+    Quantity("g.util", "%", "GPU utilisation", 3, 100, head="GPU"),
+    Quantity("g.mem", "bytes", "GPU memory", 0.1, peaks=True, head="GPU memory"),
     Quantity("g.power", "W", "GPU power", 20),
     Quantity("g.temp", "°C", "GPU temperature", 5, peaks=True),
-    Quantity("w.cpu", "% of a core", "Worker CPU", 5),
-    Quantity("w.rss", "bytes", "Worker memory", 0.01, peaks=True),
-    Quantity("w.lines", "lines/s", "Lines of output", 0.01),
+    Quantity("w.cpu", "% of a core", "Worker CPU", 5, head="CPU"),
+    Quantity("w.rss", "bytes", "Worker memory", 0.01, peaks=True, head="memory"),
+    Quantity("w.lines", "lines/s", "Lines of output", 0.01, head="lines/s"),
     Quantity("w.rd", "bytes/s", "Worker reads", 0.1),
     Quantity("w.wr", "bytes/s", "Worker writes", 0.1),
-    Quantity("w.quiet", "s", peaks=True),
+    Quantity("w.quiet", "s", peaks=True, head="last line"),
     Quantity("n.cpu", "% of all cores", "Node CPU", 5, 100),
     Quantity("n.mem", "bytes", "Node memory", peaks=True),
     Quantity("n.rx", "bytes/s", "Network received", 0.1),
@@ -75,3 +77,5 @@ QUANTITIES = (
     Quantity("n.disk", "% full", "Disk of the logs", top=100, peaks=True),
 )
 """In the order of the charts. docs/samples.md says what each is. Why clocks are lowered (``g.throttle``) is a text."""
+
+BY_NAME = {each.name: each for each in QUANTITIES}

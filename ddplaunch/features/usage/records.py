@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.features.gpus.records import MAX_GPUS, Gpu
 from ddplaunch.features.usage import UsageRecord
-from ddplaunch.features.usage.quantities import QUANTITIES
+from ddplaunch.features.usage.quantities import BY_NAME
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Quantity, Seconds, Size, at_most, between
 
@@ -23,7 +23,7 @@ RECORD_S = 10.0
 MAX_SAMPLES = 64
 """In one record."""
 
-QuantityName = Annotated[str, Limit("the name of a quantity", {each.name for each in QUANTITIES}.__contains__)]
+QuantityName = Annotated[str, Limit("the name of a quantity", BY_NAME.__contains__)]
 Span = Annotated[float, between(0, 1 << 32)]
 Amounts = Annotated[tuple[Quantity | None, ...], at_most(MAX_SLOTS_PER_HOST)]
 Reasons = Annotated[tuple[OneLine | None, ...], at_most(MAX_GPUS)]
@@ -79,8 +79,6 @@ class UsageSampled(UsageRecord):
 
 FROM_AGENT = (UsageStarted, UsageSampled)
 
-_LARGEST = frozenset(each.name for each in QUANTITIES if each.peaks)
-
 _Merge = Callable[[Sequence[Any], Sequence[float]], Any]
 
 
@@ -92,7 +90,7 @@ def mean(samples: Sequence[UsageSample]) -> UsageSample:
     values = {}
     for name in dict.fromkeys(name for sample in samples for name in sample.values):
         columns = [sample.values.get(name, ()) for sample in samples]
-        values[name] = _merged(columns, spans, _most if name in _LARGEST else _mean)
+        values[name] = _merged(columns, spans, _most if BY_NAME[name].peaks else _mean)
     return UsageSample(
         at_s=samples[-1].at_s,
         span_s=sum(spans),

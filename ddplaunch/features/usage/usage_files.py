@@ -1,9 +1,9 @@
 """The usage samples of all nodes of this launcher, in the files samples/node_K.jsonl of the run folder.
 
-``UsageWatch`` receives them in the launcher's main thread, and gives them its own time. A thread of ``UsageFiles``
-writes the files, because a slow disk must not delay the loop; older samples are thinned out. If a disk is full, samples
-are missing in a file. The next time that the thread writes the whole file, it has all samples that are kept.
-docs/samples.md has the format.
+``UsageFiles`` receives them in the launcher's main thread, and gives them its own time. A thread writes the files,
+because a slow disk must not delay the loop; older samples are thinned out. If a disk is full, samples are missing in a
+file. The next time that the thread writes the whole file, it has all samples that are kept. docs/samples.md has the
+format.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_QUEUED = 10_000
 """Records that wait for a disk, of some kB each."""
 
 _MAX_REASON = 80
-_FOUR_DIGITS = frozenset(each.name for each in QUANTITIES if each.unit == "bytes")
+_FOUR_DIGITS = {each.name for each in QUANTITIES if each.unit == "bytes"}
 
 _MAX_DRIFT = 1e-3
 """By which two clocks may differ in their speed."""
@@ -191,14 +191,36 @@ def _append(path: Path, text: str) -> None:
 class UsageFiles:
     """All files of a run, and the thread that writes them. ``close`` may be called without it."""
 
-    def __init__(self, folder: Callable[[], Path | None]) -> None:
-        """``folder`` returns the run's; it may move."""
-        self._folder = folder
+    def __init__(self, nodes: Nodes, folder: Callable[[], Path | None], *, is_local: bool) -> None:
+        """``folder`` returns the run's; it may move. ``is_local``: the nodes are on this machine."""
+        self._is_local, self._nodes, self._folder = is_local, nodes, folder
+        self._clocks: dict[int, Clock] = {}
+        self._attempts: dict[int, int] = {}
+        """The newest of each node."""
         self._queue: queue.Queue[tuple[int, str, list[Row]] | None] = queue.Queue(_MAX_QUEUED)
         self._files: dict[int, NodeFile] = {}
         self._thread: threading.Thread | None = None
 
-    def put(self, index: int, rows: list[Row], head: str = "") -> None:
+    def on_event(self, index: int, event: UsageRecord) -> None:
+        """A record of node ``index``."""
+        match event:
+            case UsageStarted(attempt=attempt):
+                self._attempts[index] = attempt
+                t = self._time_s(index, event.at_s)
+                start = {"attempt": attempt, "t": round(t, 1), "ranks": event.ranks, "gpu": event.gpu_of_worker}
+                line = json.dumps(start, separators=(",", ":"))
+                self._put(index, [Row(attempt, t, 0.0, line)], _head(index, self._nodes.all[index].host, event))
+            case UsageSampled(attempt=attempt) if attempt == self._attempts.get(index):
+                times = [self._time_s(index, sample.at_s) for sample in event.samples]
+                self._put(index, [row(attempt, t, sample) for t, sample in zip(times, event.samples, strict=True)])
+
+    def _time_s(self, index: int, at_s: float) -> float:
+        """A time of an agent's ``time.monotonic()`` in seconds since 1970, by this machine's clock."""
+        clock = self._clocks.setdefault(index, Clock(is_ours=self._is_local))
+        now = time.monotonic()
+        return time.time() - min(max(now - clock.ours(at_s, now), 0.0), _MAX_AGE_S)
+
+    def _put(self, index: int, rows: list[Row], head: str = "") -> None:
         """Write rows of the node ``index`` soon; with ``head``, the first line of its file, they start an attempt."""
         with contextlib.suppress(queue.Full, RuntimeError):  # A disk that hangs; the limit of threads.
             if self._thread is None:
@@ -240,53 +262,6 @@ class UsageFiles:
         for index in changed if folder else ():
             assert folder
             self._files[index].flush(folder, time.time())
-
-
-# In the main thread.
-
-
-class UsageWatch:
-    """Watches one run."""
-
-    def __init__(self, nodes: Nodes, folder: Callable[[], Path | None], *, is_local: bool) -> None:
-        """``folder`` returns the run's. ``is_local``: the nodes are on this machine."""
-        self._is_local, self._nodes, self._folder = is_local, nodes, folder
-        self._files = UsageFiles(folder)
-        self._clocks: dict[int, Clock] = {}
-        self._started: dict[int, UsageStarted] = {}
-
-    def on_event(self, index: int, event: UsageRecord) -> None:
-        """A record of node ``index``."""
-        match event:
-            case UsageStarted():
-                self._started[index] = event
-                self._on_started(index, event)
-            case UsageSampled(attempt=attempt) if self._is_current(index, event):
-                times = [self._time_s(index, sample.at_s) for sample in event.samples]
-                if self._folder():
-                    rows = [row(attempt, t, sample) for t, sample in zip(times, event.samples, strict=True)]
-                    self._files.put(index, rows)
-
-    def _is_current(self, index: int, event: UsageSampled) -> bool:
-        started = self._started.get(index)
-        return started is not None and started.attempt == event.attempt
-
-    def _on_started(self, index: int, event: UsageStarted) -> None:
-        t = self._time_s(index, event.at_s)
-        if self._folder():
-            start = {"attempt": event.attempt, "t": round(t, 1), "ranks": event.ranks, "gpu": event.gpu_of_worker}
-            line = json.dumps(start, separators=(",", ":"))
-            self._files.put(index, [Row(event.attempt, t, 0.0, line)], _head(index, self._nodes.all[index].host, event))
-
-    def _time_s(self, index: int, at_s: float) -> float:
-        """A time of an agent's ``time.monotonic()`` in seconds since 1970, by this machine's clock."""
-        clock = self._clocks.setdefault(index, Clock(is_ours=self._is_local))
-        now = time.monotonic()
-        return time.time() - min(max(now - clock.ours(at_s, now), 0.0), _MAX_AGE_S)
-
-    def close(self) -> None:
-        """Write what has not been written yet."""
-        self._files.close()
 
 
 def _head(index: int, host: str, event: UsageStarted) -> str:
