@@ -14,13 +14,19 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent import parts, rendezvous, this_node
-from ddplaunch.agent.events import AttemptFailure, LauncherLost
+from ddplaunch.agent import parts, this_node
+from ddplaunch.agent.launcher_channel import LauncherLost
 from ddplaunch.agent.parts import NodeServices
-from ddplaunch.agent.rendezvous.name_lookup import NameLookup
-from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
+from ddplaunch.agent.rendezvous import AgentCallbacks
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.agent.workers.exit_details import OomCounters, final_failure, killed_for_memory, outcome, shorten
+from ddplaunch.agent.workers.exit_details import (
+    AttemptFailure,
+    OomCounters,
+    final_failure,
+    killed_for_memory,
+    outcome,
+    shorten,
+)
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.mailbox import NEVER
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.launcher_agent import Report
@@ -71,14 +78,12 @@ class Agent:
         open_files = limits.raise_limit_for_workers(spec.host, size)
         send, post, env = outbox.send, mailbox.post, self._placement.shared_environ
         self._forkserver = ForkserverClient(spec, plan, env, open_files, post, send, self._fail, warm)
-        callbacks = AgentCallbacks(self._wait, self._is_stopping, self._start_member, send, post)
-        self._rendezvous = rendezvous.choose(spec, size, callbacks)
+        self._rendezvous = self._choose_rendezvous(size)
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.send_report
         self._group: WorkerGroup | None = None
         self._is_refused = False
         self._helper_pids: dict[int, int] = {}
-        self._name_lookup = functools.cache(lambda address: NameLookup(address, mailbox.post))
         self._last_start_at = 0.0
         # Reasons why the attempt, the run or this node must end. Event handlers set them, conditions of ``_wait`` read.
         self._failure: AttemptFailure | None = None
@@ -105,6 +110,18 @@ class Agent:
                 fail=self._fail,
             )
         )
+
+    def _choose_rendezvous(self, local_world_size: int) -> Rendezvous:
+        """A single node starts faster without the modules of several."""
+        spec, post = self._spec, self._mailbox.post
+        if not spec.rendezvous and not spec.launcher_assigns_rendezvous:
+            from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
+
+            return SingleNodeRendezvous(spec, local_world_size, self._is_stopping)
+        from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
+
+        callbacks = AgentCallbacks(self._wait, self._is_stopping, self._start_member, self._outbox.send, post)
+        return MultiNodeRendezvous(spec, local_world_size, callbacks)
 
     def run(self) -> tuple[int, ...]:
         """Run attempts until the run ends. Returns the pids that SIGKILL has not ended.
@@ -206,18 +223,14 @@ class Agent:
 
     def _start_workers(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
         """Start the store and all workers. Returns once all workers run, or once the attempt must end."""
-        lookup = self._name_lookup(round_.master_addr)  # Runs while the forkserver imports torch.
         self._await_forkserver()
-        self._wait(lambda: lookup.is_done or self._must_stop(), lookup.deadline)
+        environ = dict(self._rendezvous.worker_environ)
+        for part in self._parts:
+            environ.update(part.worker_environ())
         if self._must_stop():
             return
         if listener is not None and round_.has_store:
             self._forkserver.start_store(round_.attempt, listener, group.attempt_dir)
-        if notice := lookup.notice(self._spec, round_.node_rank):
-            self._outbox.send(notice)
-        environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
-        for part in self._parts:
-            environ.update(part.worker_environ())
         for worker in group.workers:
             plan = self._forkserver.plan
             texts = self._texts_for(worker) if plan.bootstrap else {}
@@ -312,7 +325,7 @@ class Agent:
             case StopWorkers():
                 self._on_stop(event)
             case LauncherLost():
-                self._on_launcher_lost(event)
+                self._on_launcher_lost()
             case SignalReceived(signum=signum):
                 self._on_signal(signum)
             case Ping(time_s=time_s):
@@ -356,9 +369,9 @@ class Agent:
             return False
         return self._forkserver.is_starting or not group.all_ended
 
-    def _on_launcher_lost(self, event: LauncherLost) -> None:
+    def _on_launcher_lost(self) -> None:
         self._own_stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"
-        self._rendezvous.handle_event(event)
+        self._rendezvous.on_launcher_lost()
         self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_signal(self, signum: int) -> None:
@@ -378,6 +391,6 @@ class Agent:
         if self._group:
             self._group.on_stop_ordered()
         if self._group and not self._forkserver.is_starting and not is_examined_first:
-            # The workers get the signal of the first order too, which the examination may have held back.
-            for each in (earlier, order) if earlier and is_urgent else (order,):
-                self._group.stop(each.signum)
+            if earlier and is_urgent:  # Its signal may have been held back for the examination.
+                self._group.stop(earlier.signum)
+            self._group.stop(order.signum)

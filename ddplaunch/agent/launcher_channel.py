@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
-from ddplaunch.agent.events import LauncherLost
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping, count_lines
@@ -176,6 +176,14 @@ class Outbox:
         self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0, goes_on=False), data[cut:]))
         self._queued_bytes += len(data) - cut + _ENTRY_BYTES
         return replace(header, nbytes=cut), data[:cut]
+
+
+@dataclass(frozen=True)
+class LauncherLost:
+    """The agent's stdin has ended, or pings are missing: this agent must stop.
+
+    The launcher has closed the stdin, or the launcher, its machine or the network has failed.
+    """
 
 
 class Inbox:

@@ -14,9 +14,9 @@ from ddplaunch.mailbox import NEVER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddplaunch.agent.events import AttemptFailure, Wait
     from ddplaunch.agent.launcher_channel import Outbox
-    from ddplaunch.agent.rendezvous.single_node import Rendezvous
+    from ddplaunch.agent.rendezvous import Rendezvous, Wait
+    from ddplaunch.agent.workers.exit_details import AttemptFailure
     from ddplaunch.agent.workers.forkserver_client import ForkserverClient
     from ddplaunch.agent.workers.start_plan import Placement
     from ddplaunch.agent.workers.worker import Worker
@@ -78,7 +78,7 @@ class Part:
         """An attempt begins. No worker of ``group`` runs yet."""
 
     def worker_environ(self) -> Mapping[str, str]:
-        """Variables for the workers of the attempt, unless their environment has them."""
+        """Variables for the workers of the attempt, unless their environment has them. May wait for a short time."""
         return {}
 
     def for_worker(self, worker: Worker) -> dict[str, str]:

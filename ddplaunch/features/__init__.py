@@ -73,6 +73,7 @@ FEATURES = (
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher",)),
     Feature("other_schedulers", ("schedulers",)),
+    Feature("name_servers", ("agent",)),
     Feature("keep_runs", ("launcher", "agent")),
     Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("gpus", "health")),

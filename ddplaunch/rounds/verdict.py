@@ -248,7 +248,7 @@ def _programming_error(cause: WorkerExit | None) -> tuple[str, str] | None:
 def verdict(attempt: int, reports: RoundReports, restarts: Restarts, too_few: str) -> RoundVerdict:
     """The verdict on round ``attempt``, all of whose nodes have reported. Counts the restart, if one follows.
 
-    ``too_few``: why the nodes that are left form no further round, as ``restart_policy.too_few_nodes``; empty if they
+    ``too_few``: why the nodes that are left form no further round, as ``too_few_nodes``; empty if they
     can.
     """
     cause, has_failed = reports.cause, reports.has_failed

@@ -142,14 +142,17 @@ def address_of(host: str, interface: str) -> str:
     return str(min(addresses, key=lambda address: ":" in address))
 
 
-def interface_of(address: str) -> str:
-    """Name of the network interface with ``address``; empty for loopback, or if there is none."""
+def interface_environ(address: str, *, is_chosen: bool) -> dict[str, str]:
+    """Variables of workers for the network interface with ``address``; none for loopback, or if there is none.
+
+    ``is_chosen``: by the user, so that NCCL must use it, too.
+    """
     import psutil
 
     for name, entries in psutil.net_if_addrs().items():
         if name != "lo" and any(entry.address == address for entry in entries):
-            return str(name)
-    return ""
+            return {"GLOO_SOCKET_IFNAME": name, **({"NCCL_SOCKET_IFNAME": f"={name}"} if is_chosen else {})}
+    return {}
 
 
 SLOW_LOOKUP_S = 0.5

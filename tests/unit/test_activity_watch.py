@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ddplaunch.agent.events import AttemptFailure, OutputResumed
+from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.hangs import activity_watch
@@ -205,7 +205,7 @@ def test_a_job_that_hangs_is_the_attempts_failure(monkeypatch: pytest.MonkeyPatc
 
 def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.run(lambda: watched.watch.handle_event(OutputResumed(3)))
+    watched.run(lambda: watched.watch.handle_event(AbortHungAttempt(3, "hangs")))
     assert watched.reports == [WorkerActivity(0, is_finished=True)]
 
 

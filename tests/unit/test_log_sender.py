@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.agent.events import LauncherLost
-from ddplaunch.agent.launcher_channel import Outbox
+from ddplaunch.agent.launcher_channel import LauncherLost, Outbox
 from ddplaunch.features.collect_logs import after_end
 from ddplaunch.features.collect_logs.after_end import LogSender, find_logs
 from ddplaunch.features.collect_logs.records import (

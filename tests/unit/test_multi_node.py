@@ -1,30 +1,45 @@
-"""Where every node has a launcher, its folder is moved into that of the run when the first round is formed."""
+"""A node's part in the rendezvous of several: what it says to its member and its launcher, and how long it waits."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
-from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.errors import LaunchError
-from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice
-from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed
+from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice, RunIdAgreed
+from ddplaunch.protocol.rendezvous import (
+    MemberSpec,
+    NodeJoined,
+    NodeRefused,
+    NoFreePlace,
+    RoundFormed,
+    WaitingNodes,
+    WorkersEnded,
+)
 from ddplaunch.protocol.results import AttemptResult, RoundVerdict
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.files import run_folder
 from tests.support.configs import a_round, agent_spec, rendezvous_config
+from tests.support.members import GIVE_UP, READY, Node, nodes
 
 ROUND = a_round(node_rank=3, nnodes=4, first_rank=3, world_size=4)
+JOINS = {MemberSpec: [READY]}
+TAKES_PART = {**JOINS, NodeJoined: [RoundFormed(ROUND)]}
+FAILED = AttemptResult(0, "failed", (), 1.0)
+
+
+NewNode = Callable[..., Node]
+
+
+@pytest.fixture
+def new_node() -> Iterator[NewNode]:
+    with nodes() as make:
+        yield make
 
 
 @pytest.fixture
@@ -33,22 +48,25 @@ def spec(tmp_path: Path) -> AgentSpec:
     return agent_spec(run_id="mine", host="gpu1", node_dir=str(folder))
 
 
-def joined(spec: AgentSpec, sent: list[object], *, shares_host: bool = False) -> MultiNodeRendezvous:
-    """A node that has joined the run ``theirs``, and takes part in its first round."""
-    callbacks = AgentCallbacks(lambda *_: True, lambda: False, lambda _: None, sent.append, lambda _: None)
-    rendezvous = MultiNodeRendezvous(spec, 1, callbacks)
-    client = SimpleNamespace(ready=MemberReady(3, "10.0.0.1", 1, "theirs", "key"), is_spare=False)
-    rendezvous._client = client  # type: ignore[assignment]
-    rendezvous._handle_record(client, RoundFormed(ROUND, shares_host))  # type: ignore[arg-type]
-    return rendezvous
+def in_first_round(
+    new_node: NewNode, spec: AgentSpec, *, shares_host: bool = False
+) -> tuple[MultiNodeRendezvous, list[object]]:
+    """A node that has joined the run ``theirs``, and takes part in its first round; and what its launcher gets."""
+    node = new_node(spec, {**JOINS, NodeJoined: [RoundFormed(ROUND, shares_host)]})
+    assert node.rendezvous.next_round() == (ROUND, None)
+    assert node.sent == [RunIdAgreed("theirs")]
+    node.sent.clear()
+    return node.rendezvous, node.sent
+
+
+# Where every node has a launcher, its folder is moved into that of the run when the first round is formed.
 
 
 @pytest.mark.parametrize(("shares_host", "name"), [(False, "gpu1"), (True, "gpu1.3")])
 def test_the_folder_is_moved_once_and_named_after_the_host(
-    spec: AgentSpec, tmp_path: Path, shares_host: bool, name: str
+    new_node: NewNode, spec: AgentSpec, tmp_path: Path, shares_host: bool, name: str
 ) -> None:
-    sent: list[object] = []
-    rendezvous = joined(spec, sent, shares_host=shares_host)
+    rendezvous, sent = in_first_round(new_node, spec, shares_host=shares_host)
     folder = str(tmp_path / "theirs" / name)
     completed = rendezvous.complete(spec)
     assert completed == replace(spec, run_id="theirs", node_dir=folder)
@@ -57,53 +75,70 @@ def test_the_folder_is_moved_once_and_named_after_the_host(
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
-def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(spec: AgentSpec) -> None:
-    rendezvous, sent = joined(spec, []), []
-    client = SimpleNamespace(index=0, has_left=False, server_address="", send=sent.append, lost_reason=None)
-    client.config = SimpleNamespace(silent_after_s=5.0)
-    rendezvous._client = client  # type: ignore[assignment]
-    rendezvous._verdict = RoundVerdict(0, "failed", attempt_follows=True, restart_follows=True)
-    assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0), has_unkillable=False).restart_follows
-    rendezvous._join(client)  # type: ignore[arg-type]
-    assert sent[-1] == NodeJoined(0, "gpu1", 1, restarts_so_far=1)
-
-
-@pytest.mark.parametrize(
-    ("is_stopping", "decision"), [(True, "the run was stopped"), (False, "10.0.0.1:29400 sent no verdict")]
-)
-def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
-    spec: AgentSpec, is_stopping: bool, decision: str
-) -> None:
-    rendezvous = joined(spec, [])
-    rendezvous._callbacks = rendezvous._callbacks._replace(is_stopping=lambda: is_stopping)
-    client = SimpleNamespace(index=0, has_left=False, send=lambda _: None, lost_reason=None, endpoint="10.0.0.1:29400")
-    client.config = SimpleNamespace(silent_after_s=5.0)
-    rendezvous._client = client  # type: ignore[assignment]
-    result = rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0), has_unkillable=False)
-    assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
-
-
-def test_without_files_the_nodes_agree_on_the_run_id_only(spec: AgentSpec) -> None:
-    sent: list[object] = []
+def test_without_files_the_nodes_agree_on_the_run_id_only(new_node: NewNode, spec: AgentSpec) -> None:
     without = replace(spec, node_dir=None)
-    assert joined(without, sent).complete(without) == replace(without, run_id="theirs")
+    rendezvous, sent = in_first_round(new_node, without)
+    assert rendezvous.complete(without) == replace(without, run_id="theirs")
     assert sent == [FirstRoundFormed()]
 
 
-def test_a_folder_that_cannot_be_moved_is_used_where_it_is(spec: AgentSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_moved_is_used_where_it_is(
+    new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    sent: list[object] = []
     monkeypatch.setattr(run_folder, "move_into_run", fail)
-    assert joined(spec, sent).complete(spec) == replace(spec, run_id="theirs")
+    rendezvous, sent = in_first_round(new_node, spec)
+    assert rendezvous.complete(spec) == replace(spec, run_id="theirs")
     text = f"the logs of gpu1 are in {spec.node_dir}, not in the folder of theirs: No space left on device"
     assert sent == [Notice(text, -1), FirstRoundFormed()]
 
 
-def test_one_launcher_of_all_nodes_has_named_the_folders_already(spec: AgentSpec) -> None:
-    spec = replace(spec, launcher_assigns_rendezvous=True)
-    assert joined(spec, []).complete(spec) is spec
+def test_one_launcher_of_all_nodes_has_named_the_folders_already(new_node: NewNode, spec: AgentSpec) -> None:
+    node = new_node(replace(spec, launcher_assigns_rendezvous=True), TAKES_PART)
+    node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)))
+    assert node.rendezvous.next_round()
+    assert node.rendezvous.complete(spec) is spec
+
+
+# Rounds.
+
+
+def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(new_node: NewNode, spec: AgentSpec) -> None:
+    verdict = RoundVerdict(0, "failed", attempt_follows=True, restart_follows=True)
+    node = new_node(spec, {**TAKES_PART, WorkersEnded: [verdict]})
+    assert node.rendezvous.next_round()
+    assert node.rendezvous.finish_round(FAILED, has_unkillable=False).restart_follows
+    assert node.rendezvous.next_round()
+    assert node.told[-1] == NodeJoined(3, "gpu1", 1, "127.0.0.1", attempt=1, restarts_so_far=1)
+
+
+@pytest.mark.parametrize(
+    ("is_stopping", "decision"), [(True, "the run was stopped"), (False, "127.0.0.1:29400 sent no verdict")]
+)
+def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
+    new_node: NewNode, spec: AgentSpec, is_stopping: bool, decision: str
+) -> None:
+    node = new_node(spec, {**TAKES_PART, WorkersEnded: [GIVE_UP]})
+    assert node.rendezvous.next_round()
+    node.is_stopping = is_stopping
+    result = node.rendezvous.finish_round(FAILED, has_unkillable=False)
+    assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
+
+
+def test_what_a_rendezvous_says_that_was_left_is_ignored(new_node: NewNode, spec: AgentSpec) -> None:
+    config = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)
+    node = new_node(replace(spec, launcher_assigns_rendezvous=True), JOINS)
+    of_other = [RoundFormed(replace(ROUND, master_port=1))]
+
+    def move() -> None:
+        node.answers[NodeJoined] = [RoundFormed(ROUND)]
+        node.post(JoinRendezvous(replace(config, token="job7#1", attempt=1)))
+
+    node.answers[NodeJoined] = [move, *of_other]
+    node.post(JoinRendezvous(config))
+    assert node.rendezvous.next_round() == (ROUND, None)
 
 
 # Times.
@@ -112,98 +147,76 @@ def test_one_launcher_of_all_nodes_has_named_the_folders_already(spec: AgentSpec
 @pytest.mark.parametrize(("ahead_s", "delay_s"), [(60, 1), (-60, 1), (6, 10), (0, 100), (0, 0)])
 @pytest.mark.parametrize("waited_s", [0, 300])
 def test_a_clock_is_compared_but_for_the_time_of_records_on_the_way(
-    spec: AgentSpec, ahead_s: float, delay_s: float, waited_s: float, monkeypatch: pytest.MonkeyPatch
+    new_node: NewNode, spec: AgentSpec, ahead_s: float, delay_s: float, waited_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rendezvous, client = joined(spec, []), SimpleNamespace(index=0, server_address="", send=lambda _: None)
-    rendezvous._client = client  # type: ignore[assignment]
-    assert rendezvous.clock_ahead_s == (float("-inf"), float("inf"))
     arrived_s = 1000.0 + delay_s
+    formed = RoundFormed(ROUND, joined_time_s=arrived_s, time_s=arrived_s + waited_s)
+    node = new_node(spec, {**JOINS, NodeJoined: [formed]})
+    assert node.rendezvous.clock_ahead_s == (float("-inf"), float("inf"))
     times = iter((1000.0 + ahead_s, arrived_s + waited_s + delay_s + ahead_s))
     monkeypatch.setattr(time, "time", lambda: next(times))
-    rendezvous._join(client)  # type: ignore[arg-type]
-    formed = RoundFormed(ROUND, joined_time_s=arrived_s, time_s=arrived_s + waited_s)
-    rendezvous._handle_record(SimpleNamespace(), RoundFormed(ROUND))  # type: ignore[arg-type]  # Of one that was left.
-    rendezvous._handle_record(client, formed)  # type: ignore[arg-type]
-    assert rendezvous.clock_ahead_s == (ahead_s - delay_s, ahead_s + delay_s)
+    assert node.rendezvous.next_round()
+    assert node.rendezvous.clock_ahead_s == (ahead_s - delay_s, ahead_s + delay_s)
 
 
-IMPORT_S = ENDPOINT_S = 3600.0
+def waited_s(new_node: NewNode, spec: AgentSpec, *said: object, **config: float) -> float:
+    """How long a node that has joined waits for a round when its member has ``said`` this."""
+    node = new_node(spec, {**JOINS, NodeJoined: [*said, GIVE_UP]}, **config)
+    if spec.launcher_assigns_rendezvous:
+        settings = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, **config)
+        node.post(JoinRendezvous(settings))
+    with pytest.raises(LaunchError):
+        node.rendezvous.next_round()
+    return node.limit_s
 
 
-class SlowNode:
-    """A node that imports torch for an hour, after an hour in which its launcher has not told it where to meet."""
-
-    def __init__(self, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch, *, launcher_assigns: bool) -> None:
-        self.now = 0.0
-        self.limits_s: list[float] = []
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.config = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, join_timeout_s=5.0)
-        callbacks = AgentCallbacks(self.wait, lambda: False, self.import_torch, lambda _: None, lambda _: None)
-        given = None if launcher_assigns else self.config
-        spec = replace(spec, rendezvous=given, launcher_assigns_rendezvous=launcher_assigns, node_dir=None)
-        self.rendezvous = MultiNodeRendezvous(spec, 1, callbacks)
-
-    @property
-    def client(self) -> RendezvousClient:
-        assert self.rendezvous._client
-        return self.rendezvous._client
-
-    def import_torch(self, fds: list[int]) -> None:
-        self.now += IMPORT_S
-        for fd in fds:
-            os.close(fd)
-
-    def wait(self, done: Any, deadline: Any = float("inf")) -> bool:
-        if done():
-            return True
-        limit_s = (deadline() if callable(deadline) else deadline) - self.now
-        if limit_s < float("inf"):
-            self.limits_s.append(limit_s)
-            return False
-        self.now += ENDPOINT_S
-        self.rendezvous.handle_event(JoinRendezvous(self.config))
-        return True
+def test_the_time_for_more_nodes_is_not_part_of_that_for_enough(new_node: NewNode, spec: AgentSpec) -> None:
+    assert waited_s(new_node, spec, WaitingNodes("gpu1", 1, 1)) == pytest.approx(600, abs=20)
+    assert waited_s(new_node, spec, WaitingNodes("gpu1", 2, 0), last_call_timeout_s=90.0) == pytest.approx(690, abs=20)
+    assert waited_s(new_node, spec, NoFreePlace(("gpu2",))) == float("inf")
 
 
-@pytest.fixture
-def slow_node(spec: AgentSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], SlowNode]]:
-    """``slow_node(launcher_assigns)``."""
-    with contextlib.ExitStack() as stack:
-
-        def make(launcher_assigns: bool) -> SlowNode:
-            node = SlowNode(spec, monkeypatch, launcher_assigns=launcher_assigns)
-            stack.callback(lambda: node.client.close())
-            return node
-
-        yield make
+def test_nodes_of_one_launcher_wait_for_those_that_still_import(new_node: NewNode, spec: AgentSpec) -> None:
+    spec = replace(spec, launcher_assigns_rendezvous=True)
+    assert waited_s(new_node, spec) == float("inf")
+    assert waited_s(new_node, spec, attempt=1) == pytest.approx(600, abs=20)
 
 
 @pytest.mark.parametrize("launcher_assigns", [False, True])
 def test_the_time_to_join_begins_when_torch_is_imported(
-    slow_node: Callable[[bool], SlowNode], launcher_assigns: bool
+    new_node: NewNode, spec: AgentSpec, launcher_assigns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = slow_node(launcher_assigns)
+    node = slow_node(new_node, replace(spec, launcher_assigns_rendezvous=launcher_assigns), monkeypatch)
     with pytest.raises(LaunchError, match="cannot join the other nodes"):
         node.rendezvous.next_round()
-    assert node.limits_s == [5.0]
-
-
-@pytest.mark.parametrize(("launcher_assigns", "limit_s"), [(False, 5.0), (True, float("inf"))])
-def test_nodes_of_one_launcher_wait_for_those_that_still_import(
-    slow_node: Callable[[bool], SlowNode], launcher_assigns: bool, limit_s: float
-) -> None:
-    node = slow_node(launcher_assigns)
-    with pytest.raises(LaunchError):
-        node.rendezvous.next_round()
-    node.client.index = 1
-    assert node.client.join_deadline() - node.now == limit_s
-    node.client.start_clock()
-    assert node.client.join_deadline() - node.now == 5.0
+    assert node.limit_s == 600.0
 
 
 def test_the_time_to_tell_the_others_of_a_refusal_begins_when_torch_is_imported(
-    slow_node: Callable[[bool], SlowNode],
+    new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = slow_node(False)
+    node = slow_node(new_node, spec, monkeypatch)
     node.rendezvous.refuse("GPU 2 is broken")
-    assert node.limits_s == [5.0]
+    assert node.limit_s == 30.0
+
+
+def slow_node(new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """A node whose clock stands still but for an hour while torch is imported; then its member says nothing."""
+    node, clock = new_node(spec, {MemberSpec: [GIVE_UP]}), [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    starts = node.start_member
+
+    def imports_torch(fds: list[int]) -> None:
+        clock[0] += 3600.0
+        starts(fds)
+
+    node.start_member = imports_torch  # type: ignore[method-assign]
+    node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)))
+    return node
+
+
+def test_a_node_that_is_refused_tells_the_others(new_node: NewNode, spec: AgentSpec) -> None:
+    node = new_node(spec, JOINS)
+    node.answers[NodeRefused] = [lambda: node.post(lambda: None)]
+    node.rendezvous.refuse("GPU 2 is broken")
+    node.wait(lambda: NodeRefused(3, "GPU 2 is broken") in node.told)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.rendezvous import multi_node
+from ddplaunch.agent.rendezvous import AgentCallbacks, multi_node
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
-from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
 from ddplaunch.protocol.specs import AgentSpec
@@ -20,6 +19,7 @@ from ddplaunch.rounds.coordinator import Coordinator
 from ddplaunch.rounds.verdict import Restarts
 from tests.support.configs import agent_spec, rendezvous_config
 from tests.support.fake_agents import participants_of
+from tests.support.members import READY
 
 CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)
 SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
@@ -28,20 +28,15 @@ SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
 class FakeClient:
     """A client whose member is the coordinator, at once."""
 
-    def __init__(self, _spec: AgentSpec, config: RendezvousConfig) -> None:
-        self.config = config
-        self.index, self.addresses, self.port, self.is_server = 0, ("10.0.0.1",), 1, True
-        self.lost_reason = None
-        self.has_left = self.is_spare = False
+    def __init__(self, _spec: AgentSpec, config: RendezvousConfig, callbacks: AgentCallbacks) -> None:
+        self.config, self._callbacks = config, callbacks
+        self.ready, self.is_server, self.lost_reason = READY, True, None
         self.coordinator: Coordinator | None = None
 
-    def connect(self, callbacks: AgentCallbacks, _handle: object) -> None:
+    def connect(self) -> None:
         config = self.config
         self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
-        callbacks.start_member([])
-
-    def join_deadline(self) -> float:
-        return float("inf")
+        self._callbacks.start_member([])
 
     def send(self, record: object) -> None:
         assert isinstance(record, AssignNodes)

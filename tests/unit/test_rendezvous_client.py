@@ -3,73 +3,74 @@
 from __future__ import annotations
 
 import re
-import time
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
-import pytest
-
-from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import LaunchError
-from ddplaunch.protocol.rendezvous import MemberReady, WaitingNodes
+from ddplaunch.protocol.launcher_agent import JoinRendezvous, Notice
+from ddplaunch.protocol.rendezvous import (
+    MemberReady,
+    MemberSpec,
+    NodeJoined,
+    NoFreePlace,
+    RecordsRejected,
+    RendezvousLost,
+    RendezvousNotFound,
+    RoundFormed,
+    WaitingNodes,
+)
+from ddplaunch.protocol.results import RoundVerdict
 from tests.support import golden
-from tests.support.configs import agent_spec, rendezvous_config
+from tests.support.configs import a_round, agent_spec, rendezvous_config
+from tests.support.members import GIVE_UP, READY, nodes
 
-READY = MemberReady(1, "127.0.0.1", 29400, "job7", "key")
-
-
-@pytest.fixture
-def client() -> RendezvousClient:
-    config = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)
-    return RendezvousClient(agent_spec(host="gpu1"), config)
+LOST = RendezvousLost("nothing answers there")
+FORMED = RoundFormed(a_round(), max_restarts=3)
+ENDED = RoundVerdict(0, "succeeded")
 
 
-def waiting(client: RendezvousClient, count: int, missing: int) -> str:
-    client.on_ready(READY)
-    client.waiting_nodes = WaitingNodes("gpu1", count, missing)
-    return client.too_few_error().message
+def told(
+    said_first: Sequence[object],
+    said_then: Sequence[object] = (),
+    *,
+    one_launcher: bool = False,
+    **config: Any,
+) -> str:
+    """What the user reads of a node whose member says this when it has started, and then to its NodeJoined."""
+    spec = agent_spec(host="gpu1", launcher_assigns_rendezvous=one_launcher)
+    error = ""
+    with nodes() as new_node:
+        node = new_node(spec, {MemberSpec: said_first, NodeJoined: said_then}, **config)
+        if one_launcher:
+            node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, attempt=1)))
+        try:
+            if node.rendezvous.next_round():
+                node.rendezvous.complete(spec)
+        except LaunchError as failure:
+            error = f"error: {failure.message}\n{failure.hint}"
+    notices = [record for record in node.sent if isinstance(record, Notice)]
+    text = "\n".join([*(f"notice {notice.level}: {notice.text}" for notice in notices), error]).rstrip("\n")
+    return re.sub(r"gpu1 \([^)]*\) (?=has not|cannot)", "gpu1 (<addresses>) ", text)
 
 
-def both(error: LaunchError) -> str:
-    return f"{error.message}\n{error.hint}"
-
-
-def test_the_messages_of_a_node(client: RendezvousClient) -> None:
+def test_the_messages_of_a_node() -> None:
+    missing, enough = WaitingNodes("gpu1", 1, 1), WaitingNodes("gpu[1-2]", 2, 0)
+    holds_rank = MemberReady(1, "127.0.0.1", 29400, "job7", "key", rank_holder="gpu0")
     pages = {
-        "it searches": client.search_message("nothing answers there", 600.0),
+        "it searches, in vain": told([RendezvousNotFound("nothing answers there", 600.0), LOST]),
+        "it is refused": told([RendezvousLost("another run uses it", "Give another --rdzv-id.")]),
+        "nobody says where the rendezvous is served": told([LOST], is_server=None, port=1),
+        "it has been there": told([READY], [LOST]),
+        "nodes are missing": told([READY], [missing, GIVE_UP]),
+        "nodes are missing that one launcher starts": told([READY], [missing, GIVE_UP], one_launcher=True),
+        "none is missing, and more may come": told([READY], [enough, GIVE_UP], max_nodes=3),
+        "another has its node rank, and the limit is another": told([holds_rank], [FORMED], node_index=0),
+        "it is a spare": told([READY], [NoFreePlace(("gpu2", "gpu3")), ENDED]),
+        "others write into the store": told([READY], [RecordsRejected(1), RecordsRejected(4), FORMED, LOST]),
     }
-    client.lost_reason = "nothing answers there"
-    pages["it has never been there"] = both(client.unreachable_error())
-    client.on_ready(READY)
-    pages["it has been there"] = both(client.unreachable_error())
-    for who, starts in (("one launcher", True), ("launchers", False)):
-        client._spec = agent_spec(host="gpu1", launcher_assigns_rendezvous=starts)
-        pages[f"nodes are missing that {who} start"] = both(client.too_few_error())
-    for name, count, missing in (("one is missing", 1, 1), ("none is missing", 2, 0)):
-        pages[name] = waiting(client, count, missing)
-    client.config = replace(client.config, node_index=0)
-    pages["another has its node rank"] = client.equal_ranks_message("gpu0")
-    without_addresses = {name: re.sub(r"gpu1 \(.*?\)", "gpu1 (<addresses>)", text) for name, text in pages.items()}
-    golden.check("rendezvous_messages", without_addresses)
+    golden.check("rendezvous_messages", pages)
 
 
 def test_a_node_that_cannot_open_its_own_rendezvous_misses_nobody() -> None:
-    config = rendezvous_config(server_addresses=("127.0.0.1",), port=0, is_server=True, min_nodes=1)
-    client = RendezvousClient(agent_spec(host="gpu1"), config)
-    message = client.too_few_error().message
-    client.close()
-    assert message == f"gpu1 serves the rendezvous at {client.endpoint}, which did not open in 600 s"
-
-
-def test_the_time_for_more_nodes_is_not_part_of_that_for_enough(
-    client: RendezvousClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert client.join_deadline() == float("inf")
-    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-    client.start_clock()
-    assert client.join_deadline() == 1600
-    waiting(client, 1, 1)
-    assert client.join_deadline() == 1600
-    waiting(client, 2, 0)
-    assert client.join_deadline() == 1630
-    client.is_spare = True
-    assert client.join_deadline() == float("inf")
+    text = told([GIVE_UP], is_server=True, port=0, min_nodes=1)
+    assert re.fullmatch(r"error: gpu1 serves the rendezvous at 127.0.0.1:\d+, which did not open in 600 s", text)

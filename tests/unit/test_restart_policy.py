@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -147,8 +146,7 @@ def test_a_node_is_left_for_its_hardware_or_for_a_wish_of_the_script() -> None:
 
 @pytest.mark.parametrize(("exit_", "leaves"), [(BROKEN, True), (ASKED, True), (KILLED, False)])
 def test_a_single_node_is_not_used_again_either(exit_: WorkerExit, leaves: bool) -> None:
-    callbacks = SimpleNamespace(is_stopping=lambda: False)
-    rendezvous = SingleNodeRendezvous(agent_spec(max_restarts=3), 1, callbacks)  # type: ignore[arg-type]
+    rendezvous = SingleNodeRendezvous(agent_spec(max_restarts=3), 1, lambda: False)
     round_, listener = rendezvous.next_round()
     listener.close()
     result = rendezvous.finish_round(AttemptResult(round_.attempt, "failed", (exit_,), 1.0), has_unkillable=False)

@@ -1,26 +1,107 @@
 """This node's part in the rendezvous: a single node's own rounds, or those agreed with other nodes over a store.
 
-Runs in the agent, without torch: the member, which is a process of its own, speaks to the store.
+Runs in the agent, main thread only, without torch: the member, which is a process of its own, speaks to the store. Must
+not start or stop workers, nor decide anything about rounds: the coordinator does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.rendezvous.single_node import AgentCallbacks, Rendezvous
+    import socket
+    from collections.abc import Callable
+
+    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
 
+    Wait = Callable[[Callable[[], bool], float | Callable[[], float]], bool]
+    """Handles events until a condition holds (True), or until a deadline, which may change (False)."""
 
-def choose(spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> Rendezvous:
-    """The rendezvous for ``spec``, for a node of ``local_world_size`` workers.
 
-    A single node starts faster without the modules of several.
+class AgentCallbacks(NamedTuple):
+    """Functions of the agent for a rendezvous.
+
+    Attributes:
+        wait: handle events until a condition holds; False if a deadline (``time.monotonic()``) came first.
+        is_stopping: whether this node must stop.
+        start_member: start the member's process with five descriptors (three streams, the channel, the endpoint's
+            socket), and close them in this process.
+        send: send a record to the launcher.
+        post: as in ``NodeServices``.
     """
-    if not spec.rendezvous and not spec.launcher_assigns_rendezvous:
-        from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 
-        return SingleNodeRendezvous(spec, local_world_size, callbacks)
-    from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
+    wait: Wait
+    is_stopping: Callable[[], bool]
+    start_member: Callable[[list[int]], None]
+    send: Callable[[object], None]
+    post: Callable[[object], None]
 
-    return MultiNodeRendezvous(spec, local_world_size, callbacks)
+
+class Rendezvous:
+    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``.
+
+    A rendezvous opens one round per attempt and obtains the verdict of all nodes on it. What it does not define does
+    nothing: a single node needs only these two.
+    """
+
+    def next_round(self) -> tuple[Round, socket.socket | None] | None:
+        """Wait for the next round. None at the end of the run.
+
+        Returns:
+            The round and, on the first node, the bound socket of the workers' store.
+
+        Raises:
+            LaunchError: this node cannot join the other nodes.
+        """
+        raise NotImplementedError
+
+    def finish_round(self, result: AttemptResult, *, has_unkillable: bool) -> AttemptResult:
+        """Report this node's ``result`` of the round, and wait for the verdict. Returns ``result`` with the verdict.
+
+        ``has_unkillable``: processes of this node survived SIGKILL.
+        """
+        raise NotImplementedError
+
+    def refuse(self, reason: str) -> None:
+        """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
+
+    def complete(self, spec: AgentSpec) -> AgentSpec:
+        """``spec`` with what the nodes have agreed on before the first round: the run id, and this node's folder."""
+        return spec
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why this node's workers must stop because of other nodes; None while they may run."""
+        return None
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        """Default environment variables of the next round's workers; the user's variables take precedence."""
+        return {}
+
+    @property
+    def clock_ahead_s(self) -> tuple[float, float]:
+        """How far this node's wall clock is ahead of that of the node that serves the rendezvous, in seconds.
+
+        At least and at most: that node tells when, by its clock, this node's NodeJoined had arrived, and when it sent
+        the RoundFormed. So much is certain, however long the records were on their way.
+        """
+        return -math.inf, math.inf
+
+    def report_failure(self) -> None:
+        """Report to the other nodes at once that this node stops its workers."""
+
+    def send_report(self, report: Report) -> None:
+        """Send a report of a feature to the launcher that watches the job, if that is another node's."""
+
+    def handle_event(self, event: object) -> None:
+        """Handle a record of the launcher that the agent does not handle."""
+
+    def on_launcher_lost(self) -> None:
+        """This node will stop its workers because its launcher is lost, and the other nodes may go on."""
+
+    def close(self) -> None:
+        """Leave the rendezvous if this node still takes part in it."""

@@ -1,7 +1,7 @@
-"""Client of one rendezvous: starts this node's member process, exchanges records with it, resolves addresses.
+"""Client of one rendezvous: starts this node's member, sends to it, and keeps what the coordinator says by it.
 
-Runs in the agent, main thread only, which a daemon thread has handle the member's records, and its end. Must not decide
-anything about rounds: the coordinator does.
+Runs in the agent, main thread only; a daemon thread reads what the member says, and posts each record and the end. Must
+not decide anything about rounds: the coordinator does.
 """
 
 from __future__ import annotations
@@ -18,23 +18,41 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import (
+    EndpointOpen,
+    NeedsRendezvous,
+    NodeSilent,
+    Notice,
+    OrderToNodes,
+    ReportOfNode,
+    RunIdAgreed,
+)
 from ddplaunch.protocol.rendezvous import (
     FROM_MEMBER,
+    AllNodesLeft,
+    ListenForWorkersStore,
     MemberReady,
     MemberSpec,
+    NodeJoined,
     NodeLeft,
+    NoFreePlace,
+    RecordsRejected,
     RendezvousLost,
+    RendezvousNotFound,
+    RoundFormed,
+    StopRound,
     WaitingNodes,
+    WorkersStoreListens,
 )
+from ddplaunch.protocol.results import RoundVerdict
 from ddplaunch.system import network
 from ddplaunch.text import plural
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import BinaryIO
 
-    from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
+    from ddplaunch.agent.rendezvous import AgentCallbacks
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -63,106 +81,114 @@ class RendezvousClient:
     """This node's part in one rendezvous.
 
     Attributes:
-        ready: what the member has reported; None until it has joined.
-        index: this node's number in the rendezvous; None until it has joined.
-        server_address: address at which this node connected to the rendezvous; empty until ``index`` is set.
-        address: address at which other nodes connect to this one; empty until ``index`` is set.
+        ready: what the member has reported; None until this node has joined.
+        address: address at which other nodes connect to this one; empty until it has joined.
         is_server: this node serves the rendezvous.
         waiting_nodes: the nodes that wait for the next round, as last reported.
         is_spare: the run has all nodes that it needs; this node waits until one is lost.
+        formed: the round for which this node has joined last; None until it is formed.
+        verdict: on that round, or on the run if it ends without this node; None until it has arrived.
+        stopped_attempt: number of the last round that the coordinator has stopped; -1: none.
+        clock_ahead_s: as ``Rendezvous.clock_ahead_s``.
+        all_left: all other nodes have left, so this one, which serves the rendezvous, may end.
         lost_reason: why the rendezvous is lost; None while it is not.
         has_left: this node has left the run; the other nodes continue without it.
-        rejected_count: records that this node has ignored because others than the nodes of the run wrote them.
     """
 
-    def __init__(self, spec: AgentSpec, config: RendezvousConfig) -> None:
+    def __init__(self, spec: AgentSpec, config: RendezvousConfig, callbacks: AgentCallbacks) -> None:
         """Bind the endpoint's socket if the endpoint is on this node.
 
         Raises:
             LaunchError: this node must serve the rendezvous and cannot, or the endpoint's host name cannot be resolved.
         """
-        self._spec, self._host = spec, spec.host
+        self._spec, self._host, self._callbacks = spec, spec.host, callbacks
         if config.interface and not config.local_addr:
             config = replace(config, local_addr=network.address_of(spec.host, config.interface))
         self.config = config
         self.ready: MemberReady | None = None
-        self.index: int | None = None
+        self.formed: RoundFormed | None = None
+        self.verdict: RoundVerdict | None = None
         self.lost_reason: str | None = None
-        self._search_failure: str | None = None
-        self.is_spare = self.has_left = False
-        self.rejected_count = 0
+        self.is_spare = self.has_left = self.all_left = False
+        self.stopped_attempt = -1
+        self.clock_ahead_s = float("-inf"), float("inf")
         self.waiting_nodes = WaitingNodes(spec.host, 1, (len(config.participants) or config.min_nodes) - 1)
-        self._listener, self.addresses = network.bind_endpoint(spec.host, config)
-        self.is_server = self._listener is not None
-        self.port: int = self._listener.getsockname()[1] if self._listener else config.port
-        self.server_address = self.address = ""
-        if not self.is_server and len(self.addresses) == 1:
-            self.route_address()  # Fails now, not after a wait, if the host name cannot be resolved.
-        self._join_until, self._others_import = float("inf"), False
+        self.address = ""
+        self._search_failure: str | None = None
+        self._rejected_count, self._joined_time_s, self._departs = 0, 0.0, ""
+        self._endpoint_socket, self._addresses = network.bind_endpoint(spec.host, config)
+        self.is_server = self._endpoint_socket is not None
+        self._port: int = self._endpoint_socket.getsockname()[1] if self._endpoint_socket else config.port
+        if not self.is_server and len(self._addresses) == 1:
+            self._route_address()  # Fails now, not after a wait, if the host name cannot be resolved.
+        self._store_listener: socket.socket | None = None
         self._channel: BinaryIO | None = None
         self._socket: socket.socket | None = None
 
     @property
+    def index(self) -> int | None:
+        """This node's number in the rendezvous; None until it has joined."""
+        return self.ready.node_index if self.ready else None
+
+    @property
     def endpoint(self) -> str:
         """The endpoint, for messages."""
-        ports = () if self.is_server or self.index is not None else self.config.other_ports
-        return f"{self.addresses[0]}:{self.port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
+        ports = () if self.is_server or self.ready else self.config.other_ports
+        return f"{self._addresses[0]}:{self._port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
 
     @property
     def worker_environ(self) -> dict[str, str]:
         """Variables of the workers for the network through which this node has joined."""
-        if not (name := network.interface_of(self.address)):
-            return {}
-        names = {"GLOO_SOCKET_IFNAME": name}
-        if self.config.local_addr:
-            names["NCCL_SOCKET_IFNAME"] = f"={name}"
-        return names
+        return network.interface_environ(self.address, is_chosen=bool(self.config.local_addr))
 
-    def connect(self, callbacks: AgentCallbacks, handle: Callable[[object], None]) -> None:
-        """Start the member's process, once torch is imported; its output goes into the run folder.
+    # What the agent says.
 
-        The main thread calls ``handle`` with each record of the member.
-        """
+    def connect(self) -> None:
+        """Start the member's process, once torch is imported; its output goes into the run folder."""
+        if self.is_server and self._spec.launcher_assigns_rendezvous:
+            self._callbacks.send(EndpointOpen(self.config.token, self._addresses, self._port))
         ours, theirs = socket.socketpair()
         self._channel, self._socket = ours.makefile("wb"), ours
         stream = ours.makefile("rb")
         self.send(self._member_spec())  # Records wait in the socket until the process has started.
         null = os.open(os.devnull, os.O_RDWR)
-        endpoint_fd = self._listener.detach() if self._listener else os.dup(null)
-        self._listener = None
+        endpoint_fd = self._endpoint_socket.detach() if self._endpoint_socket else os.dup(null)
+        self._endpoint_socket = None
         file = Path(self._spec.node_dir, LOG) if self._spec.node_dir else None
-        output = HelperOutput(f"the member of the rendezvous on {self._host}", file, callbacks.send)
-        callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
-        self.start_clock()
-        self._others_import = self._spec.launcher_assigns_rendezvous and not self.config.attempt
-        in_thread("rendezvous", lambda: _read_all(stream, lambda record: callbacks.post(partial(handle, record))))
+        output = HelperOutput(f"the member of the rendezvous on {self._host}", file, self._callbacks.send)
+        self._callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
+        in_thread("rendezvous", lambda: self._read_all(stream))
 
-    def on_ready(self, event: MemberReady) -> None:
-        """This node has joined the rendezvous.
+    def _member_spec(self) -> MemberSpec:
+        config, spec = self.config, self._spec
+        completed = replace(
+            config,
+            server_addresses=self._addresses,
+            port=self._port,
+            other_ports=() if self.is_server else config.other_ports,
+            is_server=self.is_server,
+        )
+        return MemberSpec(
+            rendezvous=completed,
+            node_id=f"{self._host} {os.urandom(8).hex()}",
+            run_id=spec.run_id,
+            max_restarts=spec.max_restarts,
+            launcher_assigns_rendezvous=spec.launcher_assigns_rendezvous,
+        )
 
-        Raises:
-            LaunchError: this node has no address for connections of other nodes.
-        """
-        self.ready, self.index = event, event.node_index
-        self.server_address, self.port = event.server_address, event.port
-        self.address = self.config.local_addr or (event.server_address if self.is_server else self.route_address())
+    def join(self, local_world_size: int, attempt: int, departs: str, restarts_so_far: int) -> None:
+        """Join the next round; the parameters are as in NodeJoined. ``formed`` and ``verdict`` are then its own."""
+        if not self.ready:
+            return
+        self.formed = self.verdict = None
+        self._joined_time_s, self._departs = time.time(), departs
+        index, address = self.ready.node_index, self.ready.server_address
+        self.send(NodeJoined(index, self._host, local_world_size, address, attempt, departs, restarts_so_far))
 
-    def route_address(self) -> str:
-        """This node's address on its route to the node that serves the rendezvous.
-
-        Raises:
-            LaunchError: that node's host name cannot be resolved here.
-        """
-        return network.route_address(self._host, self.server_address or self.addresses[0], self.port)
-
-    def listen(self, address: str) -> socket.socket:
-        """A bound socket for the workers' store, at ``address`` unless it is empty or the user chose another.
-
-        Raises:
-            LaunchError: the address is not this node's.
-        """
-        self.address = self.config.local_addr or address or self.address
-        return network.listen(self._host, network.bindable(self.address), 0)
+    def take_store_listener(self) -> socket.socket | None:
+        """The bound socket of the workers' store, on the first node of the round; the caller must close it."""
+        listener, self._store_listener = self._store_listener, None
+        return listener
 
     def send(self, record: object) -> None:
         """Send to the member, for the coordinator. Does nothing if the member has ended: an event reports that."""
@@ -174,101 +200,160 @@ class RendezvousClient:
     def leave(self) -> None:
         """Report to the other nodes that this one leaves the run; then the member ends, unless it serves them."""
         self.has_left = True
-        if self.index is not None:
-            self.send(NodeLeft(self.index))
+        if self.ready:
+            self.send(NodeLeft(self.ready.node_index))
             if self._socket and not self.is_server:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)
 
-    def start_clock(self) -> None:
-        """The time for meeting the other nodes begins: this node has imported torch, or its attempt has ended."""
-        self._join_until, self._others_import = time.monotonic() + self.config.join_timeout_s, False
+    def tell_rejected(self) -> None:
+        """At the end of the run, tell the user how many records of others were ignored, if there were some."""
+        if self._rejected_count:
+            count = plural(self._rejected_count, "record")
+            self._callbacks.send(Notice(f"{self._host} has ignored {count} from outside this run"))
 
-    def join_deadline(self) -> float:
-        """Deadline of the wait for a round, as ``time.monotonic()``.
+    def close(self) -> None:
+        """Close the channel, which ends the member's process."""
+        if self._channel:
+            with contextlib.suppress(OSError):  # Buffered records for a process that has ended.
+                self._channel.close()
+            self._channel = None
+        for each in (self._socket, self._endpoint_socket, self._store_listener):
+            if each:
+                each.close()
 
-        Once MIN nodes have come, they wait for more. A spare may wait for the whole run. Before the first attempt, a
-        launcher that leads all nodes watches those that still import torch.
+    # What the member says.
+
+    def _read_all(self, stream: BinaryIO) -> None:
+        """In a thread: have the main thread handle all records."""
+        try:
+            with stream, contextlib.suppress(OSError, wire.ProtocolError):
+                while (received := wire.read_record(stream, FROM_MEMBER)) is not None:
+                    self._callbacks.post(partial(self._handle, received[0]))
+        finally:
+            self._callbacks.post(partial(self._handle, RendezvousLost(_ENDED)))
+
+    def _handle(self, record: object) -> None:
+        if self._channel is None:  # The agent has left this rendezvous meanwhile.
+            return
+        match record:
+            case MemberReady():
+                self._on_ready(record)
+            case WaitingNodes():
+                self._on_waiting_nodes(record)
+            case NoFreePlace(hosts=hosts):
+                self._on_no_free_place(hosts)
+            case RendezvousNotFound(reason=reason, limit_s=limit_s):
+                self._on_not_found(reason, limit_s)
+            case ListenForWorkersStore(attempt=attempt, address=address):
+                self._listen(attempt, address)
+            case RoundFormed():
+                self.formed, self.is_spare = record, False
+                if record.time_s:
+                    self.clock_ahead_s = self._joined_time_s - record.joined_time_s, time.time() - record.time_s
+            case StopRound(attempt=attempt):
+                self.stopped_attempt = attempt
+            case RoundVerdict():
+                self.verdict = record
+            case AllNodesLeft():
+                self.all_left = True
+            case ReportOfNode() | NodeSilent() | Notice():
+                self._callbacks.send(record)
+            case OrderToNodes(order=order):
+                self._callbacks.post(order)
+            case RecordsRejected(count=count):
+                self._on_rejected(count)
+            case RendezvousLost():
+                self._on_lost(record)
+
+    def _on_ready(self, ready: MemberReady) -> None:
+        """Raises a LaunchError if this node has no address for connections of other nodes."""
+        self.ready, self._port = ready, ready.port
+        self.address = self.config.local_addr or (ready.server_address if self.is_server else self._route_address())
+        if ready.rank_holder:
+            rank = self.config.node_index
+            text = f"warning: {self._host} and {ready.rank_holder} have the same --node-rank, {rank}: nodes with an "
+            self._callbacks.send(Notice(f"{text}equal one are numbered in the order of arrival, after the others"))
+        if not self._spec.launcher_assigns_rendezvous:
+            self._callbacks.send(RunIdAgreed(ready.run_id))
+
+    def _route_address(self) -> str:
+        """This node's address on its route to the node that serves the rendezvous.
+
+        Raises:
+            LaunchError: that node's host name cannot be resolved here.
         """
-        has_joined = self.index is not None
-        if self.is_spare or (has_joined and self._others_import):
-            return float("inf")
-        has_last_call = has_joined and not self.waiting_nodes.missing
-        return self._join_until + (self.config.last_call_timeout_s if has_last_call else 0.0)
+        server = self.ready.server_address if self.ready else self._addresses[0]
+        return network.route_address(self._host, server, self._port)
 
-    # Messages to the user; those of errors have a hint.
+    def _listen(self, attempt: int, address: str) -> None:
+        """Bind the socket of the workers' store, at ``address`` unless it is empty or the user chose another.
 
-    def on_waiting_nodes(self, event: WaitingNodes) -> str:
-        """The message while nodes are waited for; empty if none is needed."""
-        self.waiting_nodes = event
-        # If one launcher has all nodes, the message of one node is enough.
+        Raises:
+            LaunchError: the address is not this node's.
+        """
+        if self._store_listener is None:
+            self.address = self.config.local_addr or address or self.address
+            self._store_listener = network.listen(self._host, network.bindable(self.address), 0)
+        port = self._store_listener.getsockname()[1]
+        self.send(WorkersStoreListens(self.index or 0, attempt, self.address, port))
+
+    def _on_lost(self, lost: RendezvousLost) -> None:
+        if self.lost_reason is None:
+            self.lost_reason = lost.reason
+            if self._spec.launcher_assigns_rendezvous and not self.has_left:
+                self._callbacks.send(NeedsRendezvous(self.config.token, lost.reason))
+        if lost.refused_hint:
+            raise LaunchError(f"{self.endpoint}: {lost.reason}", lost.refused_hint, RENDEZVOUS)
+
+    # Messages to the user.
+
+    def tell_progress(self, text: str) -> None:
+        """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""
+        self._callbacks.send(Notice(text, 1 if self._spec.launcher_assigns_rendezvous else 0))
+
+    def _on_waiting_nodes(self, waiting: WaitingNodes) -> None:
+        """If one launcher has all nodes, the message of one node is enough."""
+        self.waiting_nodes = waiting
         is_alone = not self._spec.launcher_assigns_rendezvous
-        if event.missing and (self.is_server or is_alone):
-            return self._waiting_message()
-        may_come = not event.missing and event.count < self.config.max_nodes
-        return self._last_call_message() if may_come and is_alone else ""
+        if waiting.missing and (self.is_server or is_alone):
+            missing = plural(waiting.missing, "more node")
+            self.tell_progress(f"waiting at {self.endpoint} for {missing}; here: {waiting.hosts}")
+        elif not waiting.missing and waiting.count < self.config.max_nodes and is_alone:
+            here = f"{waiting.count} of up to {plural(self.config.max_nodes, 'node')} are here"
+            limit = f"{self.config.last_call_timeout_s:g} s"
+            self.tell_progress(f"{here}; the workers start within {limit}, or once all have come")
 
-    def _waiting_message(self) -> str:
-        """The message while other nodes have not joined."""
-        count = plural(self.waiting_nodes.missing, "more node")
-        return f"waiting at {self.endpoint} for {count}; here: {self.waiting_nodes.hosts}"
-
-    def _last_call_message(self) -> str:
-        """The message while there are enough nodes, and more could join."""
-        here = f"{self.waiting_nodes.count} of up to {plural(self.config.max_nodes, 'node')} are here"
-        return f"{here}; the workers start within {self.config.last_call_timeout_s:g} s, or once all have come"
-
-    def spare_message(self, hosts: tuple[str, ...], departs: str) -> str:
-        """The message when this node becomes a spare; ``departs``: because it is taken out of service."""
-        if departs:
-            return f"{self._host} is left: {departs}; it waits until the run ends, or needs it"
-        return (
+    def _on_no_free_place(self, hosts: tuple[str, ...]) -> None:
+        text = (
             f"the run at {self.endpoint} has all nodes that it needs ({', '.join(hosts)}); "
             f"{self._host} waits until a node is lost"
         )
+        if self._departs:
+            text = f"{self._host} is left: {self._departs}; it waits until the run ends, or needs it"
+        if not self.is_spare:
+            self._callbacks.send(Notice(text))
+        self.is_spare = True
 
-    def equal_ranks_message(self, rank_holder: str) -> str:
-        """The message when another node has this one's node rank."""
-        return (
-            f"warning: {self._host} and {rank_holder} have the same --node-rank, {self.config.node_index}: nodes with "
-            "an equal one are numbered in the order of arrival, after the others"
-        )
-
-    def other_limit_message(self, limit: int) -> str:
-        """The message when the node that serves the rendezvous has another --max-restarts than this one."""
-        return (
-            f"warning: --max-restarts is {self._spec.max_restarts} on {self._host}, and {limit} on the node that "
-            f"serves the rendezvous at {self.endpoint}: {limit} counts"
-        )
-
-    def on_rejected(self, count: int) -> str:
-        """The message when the first record without a valid signature was ignored; empty after that."""
-        is_first, self.rejected_count = not self.rejected_count, count
-        if not is_first:
-            return ""
-        return (
-            f"{self._host} ignores records that a process outside this run writes into the rendezvous at "
-            f"{self.endpoint}; a firewall would keep it away"
-        )
-
-    def rejected_total(self) -> str:
-        """The message at the end of a run in which records were ignored."""
-        return f"{self._host} has ignored {plural(self.rejected_count, 'record')} from outside this run"
-
-    def search_message(self, reason: str, limit_s: float) -> str:
-        """The message while no node has answered at the endpoint. Keeps ``reason`` for a later error."""
+    def _on_not_found(self, reason: str, limit_s: float) -> None:
         self._search_failure = reason
-        return (
+        self.tell_progress(
             f"{self._host_with_addresses} has not found the rendezvous at {self.endpoint}{self._why_not_served_here}: "
             f"{reason}; the search goes on for up to {limit_s:g} s"
         )
 
+    def _on_rejected(self, count: int) -> None:
+        if not self._rejected_count:
+            text = f"{self._host} ignores records that a process outside this run writes into the rendezvous at "
+            self._callbacks.send(Notice(f"{text}{self.endpoint}; a firewall would keep it away"))
+        self._rejected_count = count
+
     def unreachable_error(self) -> LaunchError:
         """The error when the rendezvous is lost or was never found."""
-        if self.index is not None:
+        if self.ready:
             return LaunchError(
                 f"{self._host} has lost the rendezvous at {self.endpoint}: {self.lost_reason}",
-                f"This node's address on the route to it is {self.route_address()}. Does ddplaunch still run on the "
+                f"This node's address on the route to it is {self._route_address()}. Does ddplaunch still run on the "
                 "node that serves the rendezvous, and is the network between the nodes up?",
                 RENDEZVOUS,
             )
@@ -282,10 +367,10 @@ class RendezvousClient:
 
     def too_few_error(self) -> LaunchError:
         """The error when no round was formed in time, or this node has not found the rendezvous."""
-        if self.index is None and not self.is_server:
+        if not self.ready and not self.is_server:
             return self.unreachable_error()
         timeout_s, waiting = self.config.join_timeout_s, self.waiting_nodes
-        if self.index is None:
+        if not self.ready:
             message = f"{self._host} serves the rendezvous at {self.endpoint}, which did not open in {timeout_s:g} s"
             return LaunchError(message, "", RENDEZVOUS)
         if not waiting.missing:
@@ -308,42 +393,5 @@ class RendezvousClient:
         """For messages, where no option names the server: the node with the endpoint's address serves, if it can."""
         if self.config.is_server is not None:
             return ""
-        is_mine = network.is_local(self.addresses[0])
+        is_mine = network.is_local(self._addresses[0])
         return ", an address of this host whose port is taken" if is_mine else ", which is not an address of this host"
-
-    def close(self) -> None:
-        """Close the channel, which ends the member's process."""
-        if self._channel:
-            with contextlib.suppress(OSError):  # Buffered records for a process that has ended.
-                self._channel.close()
-            self._channel = None
-        if self._socket:
-            self._socket.close()
-        if self._listener:
-            self._listener.close()
-
-    def _member_spec(self) -> MemberSpec:
-        config, spec = self.config, self._spec
-        completed = replace(
-            config,
-            server_addresses=self.addresses,
-            port=self.port,
-            other_ports=() if self.is_server else config.other_ports,
-            is_server=self.is_server,
-        )
-        return MemberSpec(
-            rendezvous=completed,
-            node_id=f"{self._host} {os.urandom(8).hex()}",
-            run_id=spec.run_id,
-            max_restarts=spec.max_restarts,
-            launcher_assigns_rendezvous=spec.launcher_assigns_rendezvous,
-        )
-
-
-def _read_all(stream: BinaryIO, post: Callable[[object], None]) -> None:
-    try:
-        with stream, contextlib.suppress(OSError, wire.ProtocolError):
-            while (received := wire.read_record(stream, FROM_MEMBER)) is not None:
-                post(received[0])
-    finally:
-        post(RendezvousLost(_ENDED))

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.events import AttemptFailure
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
@@ -235,6 +234,21 @@ def _text(path: Path) -> str:
 
 
 # The end of an attempt on this node.
+
+
+@dataclass(frozen=True)
+class AttemptFailure:
+    """Why an attempt failed, if not by a worker's exit.
+
+    Attributes:
+        reason: a text for the user, which names the host.
+        returncode: returncode of the helper process whose end is the failure; None for another failure.
+        hung: the launcher has found that the job hangs.
+    """
+
+    reason: str
+    returncode: int | None = None
+    hung: bool = False
 
 
 def final_failure(

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddplaunch.agent.events import AttemptFailure
+from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
 from ddplaunch.protocol import environment, fd_records, first_failure, wire

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import LauncherLost
+from ddplaunch.agent.launcher_channel import LauncherLost
 from ddplaunch.features.collect_logs.records import (
     CHUNK_BYTES,
     MAX_FILES,

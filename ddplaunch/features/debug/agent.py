@@ -12,7 +12,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import OutputResumed
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.debug import records as debugging
 from ddplaunch.features.debug.records import SessionOrder, SessionRequest
@@ -128,7 +127,7 @@ class DebugPart(Part):
         with self._lock:
             group.debugged += 1 if is_debugged else -1
             group.debugged_at = time.monotonic()
-        self._node.post(OutputResumed(group.attempt))
+        self._node.post(lambda: None)  # Whoever measures for how long the workers are quiet looks again.
 
 
 part = DebugPart

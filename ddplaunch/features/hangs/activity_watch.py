@@ -1,7 +1,7 @@
 """Measures for how long the workers of this node have done nothing, and examines them when the launcher asks.
 
-Runs in the agent, main thread only; pump threads post OutputResumed, and a thread takes the samples. Must not decide
-that the job hangs: the launcher decides, from the reports of all nodes.
+Runs in the agent, main thread only; the threads of the streams tell of new output, and a thread takes the samples. Must
+not decide that the job hangs: the launcher decides, from the reports of all nodes.
 
 Cost: two samples a minute, which take a worker 0.1 ms, while workers that have a process group write output. After
 ``_FIRST_SAMPLE_S`` without any, one more. What samples need is imported after ``_LOAD_S``: a short run does without it,
@@ -14,7 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import AttemptFailure, OutputResumed
+from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.features.hangs import stack_dumps
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
@@ -24,8 +24,8 @@ from ddplaunch.threads import begin, post_from_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ddplaunch.agent.events import Wait
     from ddplaunch.agent.parts import NodeServices
+    from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.evidence import Sample
     from ddplaunch.features.hangs.examiner import Examiner
@@ -104,6 +104,8 @@ class ActivityWatch:
         """Do what is due at ``now``. Returns when to call again at the latest, or infinity."""
         if not self._is_watching:
             return NEVER
+        if self._is_reported and self._group.debugged:
+            self._on_active()
         if now >= min(self._deadline, self._second_stacks_at):
             self._on_deadline(now)
         return min(self._deadline, self._second_stacks_at)
@@ -147,7 +149,7 @@ class ActivityWatch:
             self._answer([ExamineWorkers(self._group.attempt, 0)], taken_before, self._node)
         self._is_finished = True
 
-    def handle_event(self, event: OutputResumed | ExamineWorkers | AbortHungAttempt) -> AttemptFailure | None:
+    def handle_event(self, event: ExamineWorkers | AbortHungAttempt) -> AttemptFailure | None:
         """Handle an event; returns the attempt's failure if the job hangs.
 
         Events of an earlier attempt, and all events after ``end``, are ignored.
@@ -162,8 +164,6 @@ class ActivityWatch:
             case ExamineWorkers():
                 self._asked.append(event)
                 self._begin_examination()
-            case OutputResumed():
-                self._on_active()
         return None
 
     def _begin_examination(self) -> None:
@@ -208,7 +208,7 @@ class ActivityWatch:
         if now - self._deadline > _SUSPENDED_S:  # The whole job was suspended, including its workers.
             self._restart_clocks(now)
         for stream in self._group.streams:  # Set before the check: output that arrives during it is also posted.
-            stream.on_next_output = self._post_resumed if self._is_reported else None
+            stream.on_next_output = self._on_output if self._is_reported else None
         quiet_s = now - self._last_progress()
         if quiet_s >= self._first_sample_s or (now >= self._sampled_at + self._period_s and self._can_be_asked()):
             self._take_sample(reads_all=False)
@@ -332,8 +332,9 @@ class ActivityWatch:
             self._report_waiting(time.monotonic(), is_new=True)
         self._deadline = min(self._deadline, time.monotonic() + self._first_sample_s)
 
-    def _post_resumed(self) -> None:
-        self._post(OutputResumed(self._group.attempt))
+    def _on_output(self) -> None:
+        """In the thread of a stream."""
+        self._post(lambda: None if self._is_finished else self._on_active())
 
     def _answer(
         self, orders: Sequence[ExamineWorkers], earlier: Mapping[int, Sample], node: NodeEvidence | None

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.hangs import examiner, node_evidence
 from ddplaunch.features.hangs.activity_watch import ActivityWatch
@@ -21,6 +20,7 @@ from ddplaunch.mailbox import NEVER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.agent.workers.exit_details import AttemptFailure
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.evidence import FailureEvidence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.system.unix_socket import Connection
 
-_EVENTS = (OutputResumed, ExamineWorkers, AbortHungAttempt)
+_EVENTS = (ExamineWorkers, AbortHungAttempt)
 
 
 class HangPart(Part):

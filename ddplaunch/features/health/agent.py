@@ -20,7 +20,7 @@ from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, Node
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.events import AttemptFailure
+    from ddplaunch.agent.workers.exit_details import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.health.gpu_faults import GpuFaults
     from ddplaunch.protocol.results import HealthFinding, Round, WorkerExit

@@ -25,7 +25,7 @@ from ddplaunch.threads import begin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddplaunch.agent.events import Wait
+    from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.features.gpus.agent import GpusOfJob
     from ddplaunch.features.gpus.records import GpuReading, IbPort
     from ddplaunch.features.health.records import NodeHealth

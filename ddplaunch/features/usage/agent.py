@@ -14,7 +14,7 @@ from ddplaunch.features.gpus.agent import of_job
 from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.events import AttemptFailure
+    from ddplaunch.agent.workers.exit_details import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.usage.usage_recorder import UsageRecorder
     from ddplaunch.protocol.results import Round, WorkerExit
