@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page.lowered_clocks import sentence
 from ddplaunch.features.page.story import RankBar, Span
+from ddplaunch.features.page.usage import Point, middles
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import duration, fold_ints, plural
 
@@ -61,11 +62,12 @@ class Chart:
 
 def chart(curve: Curve, *, has_nodes: bool) -> Chart:
     """The chart of ``curve``; ``has_nodes``: its data has every node."""
-    largest = max((value for value in curve.all.high if value is not None), default=0.0)
+    known = [point for point in curve.all if point]
+    largest = max(point.high for point in known)
     top = curve.quantity.top or nice(largest)
     bands = curve.nodes if len(curve.nodes) <= MAX_BANDS else {"all nodes": curve.all}
     series = [
-        Series(name, index, curve_line(band.mid, top), _area(band, top))
+        Series(name, index, curve_line(middles(band), top), _area(band, top))
         for index, (name, band) in enumerate(bands.items())
     ]
     unit = curve.quantity.chart_unit
@@ -78,16 +80,13 @@ def chart(curve: Curve, *, has_nodes: bool) -> Chart:
         )
         for index, each in enumerate(curve.outliers)
     ]
-    values = [value for value in curve.all.mid if value is not None]
-    lows = [value for value in curve.all.low if value is not None]
-    summary = f"{figure(min(lows, default=0))} to {figure(largest)}, usually {figure(_middle(values))}"
+    least, middle = min(point.low for point in known), sorted(point.mid for point in known)[len(known) // 2]
+    summary = f"{figure(least)} to {figure(largest)}, usually {figure(middle)}"
     data = {
         "title": curve.quantity.title,
         "unit": unit,
         "top": top,
-        "low": [_rounded(value) for value in curve.all.low],
-        "mid": [_rounded(value) for value in curve.all.mid],
-        "high": [_rounded(value) for value in curve.all.high],
+        **{name: [_rounded(point and getattr(point, name)) for point in curve.all] for name in Point._fields},
         "nodes": {name: _packed(band, top) for name, band in curve.nodes.items()} if has_nodes else {},
         **_owners(curve),
     }
@@ -131,10 +130,6 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
-
-
 def nice(largest: float) -> float:
     """A round number that is at least ``largest``."""
     power = 1e-6
@@ -155,7 +150,7 @@ def _y(value: float, top: float) -> str:
     return f"{100 - min(1.0, max(0.0, value / top)) * 100:.1f}".removesuffix(".0")
 
 
-def _runs(values: Sequence[float | None]) -> list[range]:
+def _runs(values: Sequence[object]) -> list[range]:
     """The steps with values, without gaps."""
     runs: list[range] = []
     for index, value in enumerate(values):
@@ -176,17 +171,17 @@ def curve_line(values: Sequence[float | None], top: float) -> str:
 
 
 def _area(band: Band, top: float) -> str:
-    steps = len(band.mid)
     parts = []
-    for run in _runs(band.mid):
-        upper = [f"{_x(index, steps)} {_y(band.high[index] or 0.0, top)}" for index in run]
-        lower = [f"{_x(index, steps)} {_y(band.low[index] or 0.0, top)}" for index in reversed(run)]
+    for run in _runs(band):
+        points = [(_x(index, len(band)), point) for index in run if (point := band[index])]
+        upper = [f"{x} {_y(point.high, top)}" for x, point in points]
+        lower = [f"{x} {_y(point.low, top)}" for x, point in reversed(points)]
         parts.append("M" + "L".join([*upper, *lower]) + "z")
     return "".join(parts)
 
 
 def _packed(band: Band, top: float) -> list[str]:
-    return ["".join(_digit(value, top) for value in values) for values in (band.low, band.mid, band.high)]
+    return ["".join(_digit(point and getattr(point, name), top) for point in band) for name in Point._fields]
 
 
 def _digit(value: float | None, top: float) -> str:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, add, by_reason
 from ddplaunch.features.page.reading import content, line
@@ -44,13 +44,16 @@ _DRAWN = [each for each in QUANTITIES if each.title]
 _PARTS = {part: [each for each in _DRAWN if each.part == part] for part in ("n", "w", "g")}
 
 
-@dataclass
-class Band:
-    """A curve over equal steps of time: smallest, middle and largest value; None where there was no sample."""
+class Point(NamedTuple):
+    """The smallest, middle and largest value of a step of time."""
 
-    low: list[float | None]
-    mid: list[float | None]
-    high: list[float | None]
+    low: float
+    mid: float
+    high: float
+
+
+Band = list[Point | None]
+"""A curve over equal steps of time; None where there was no sample."""
 
 
 @dataclass
@@ -78,8 +81,8 @@ class Curve:
     all: Band
     nodes: dict[str, Band]
     outliers: list[Outlier]
-    low_of: list[str] = field(default_factory=list)
-    high_of: list[str] = field(default_factory=list)
+    low_of: list[str]
+    high_of: list[str]
 
 
 @dataclass
@@ -129,13 +132,20 @@ class _Sums:
 
     def band(self, scale: float) -> Band:
         """The curve of the node."""
-        steps = range(len(self.low))
-        known = [self.weight[step] > 0 for step in steps]
-        return Band(
-            [self.low[step] * scale if known[step] else None for step in steps],
-            [self.mid[step] / self.weight[step] * scale if known[step] else None for step in steps],
-            [self.high[step] * scale if known[step] else None for step in steps],
-        )
+        steps = zip(self.low, self.mid, self.weight, self.high, strict=True)
+        return [
+            Point(low * scale, mid / weight * scale, high * scale) if weight > 0 else None
+            for low, mid, weight, high in steps
+        ]
+
+
+def _largest(curve: Curve) -> float:
+    return max((point.high for point in curve.all if point), default=0.0)
+
+
+def middles(band: Band) -> list[float | None]:
+    """The line of a curve."""
+    return [point and point.mid for point in band]
 
 
 def _extremes(values: list[Any]) -> tuple[float, float, float] | None:
@@ -190,7 +200,7 @@ def of_run(files: Sequence[Path], whole: Span, steps: int) -> Usage:
     _tell_apart(nodes)
     titles = {title for node in nodes for title in node.sums}
     drawn = [_curve(quantity, nodes, steps) for quantity in _DRAWN if quantity.title in titles]
-    found = [each for each in drawn if max(filter(None, each.all.high), default=0.0) > each.quantity.least]
+    found = [each for each in drawn if _largest(each) > each.quantity.least]
     _add_values(found, nodes, whole, steps)
     lowered = by_reason([(node.host, node.gpus, node.clocks) for node in nodes], steps)
     return Usage(found, lowered, {node.host for node in nodes if node.sums}, damaged)
@@ -268,22 +278,16 @@ def _curve(quantity: Quantity, nodes: list[_Node], steps: int) -> Curve:
     used = [node for node in nodes if quantity.title in node.sums]
     bands = [node.sums[quantity.title].band(quantity.scale) for node in used]
     by_name = {node.host: band for node, band in zip(used, bands, strict=True)}
-    curve = Curve(quantity, Band([], [], []), by_name, _outliers(quantity, nodes))
+    curve = Curve(quantity, [None] * steps, by_name, _outliers(quantity, nodes), [""] * steps, [""] * steps)
     for step in range(steps):
-        known = [(node, band) for node, band in zip(used, bands, strict=True) if band.mid[step] is not None]
-        low = min(((band.low[step] or 0.0, index) for index, (_, band) in enumerate(known)), default=None)
-        high = max(((band.high[step] or 0.0, -index) for index, (_, band) in enumerate(known)), default=None)
-        curve.all.low.append(low[0] if low else None)
-        curve.all.mid.append(median(band.mid[step] or 0.0 for _, band in known) if known else None)
-        curve.all.high.append(high[0] if high else None)
-        curve.low_of.append(_owner(known[low[1]][0], quantity, step, is_low=True) if low else "")
-        curve.high_of.append(_owner(known[-high[1]][0], quantity, step, is_low=False) if high else "")
+        known = [(point, node) for node, band in zip(used, bands, strict=True) if (point := band[step])]
+        if known:
+            low, of_low = min(known, key=lambda each: each[0].low)
+            high, of_high = max(known, key=lambda each: each[0].high)
+            curve.all[step] = Point(low.low, median(point.mid for point, _ in known), high.high)
+            curve.low_of[step] = of_low.name(quantity, of_low.sums[quantity.title].low_of[step])
+            curve.high_of[step] = of_high.name(quantity, of_high.sums[quantity.title].high_of[step])
     return curve
-
-
-def _owner(node: _Node, quantity: Quantity, step: int, *, is_low: bool) -> str:
-    sums = node.sums[quantity.title]
-    return node.name(quantity, (sums.low_of if is_low else sums.high_of)[step])
 
 
 def _outliers(quantity: Quantity, nodes: list[_Node]) -> list[Outlier]:
@@ -329,4 +333,4 @@ def _add_values(found: list[Curve], nodes: list[_Node], whole: Span, steps: int)
                 for quantity, outlier, each in sums:
                     each.add(within[0], values.get(quantity, [])[outlier.column : outlier.column + 1], within[1])
         for quantity, outlier, each in sums:
-            outlier.values = each.band(quantity.scale).mid
+            outlier.values = middles(each.band(quantity.scale))
