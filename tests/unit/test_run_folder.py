@@ -1,31 +1,25 @@
-"""A run's folder is private, its own, and only the newest are kept; nothing that goes on or is not ours is deleted."""
+"""A run's folder is private and its own; where every node has a launcher, it is in one that they share."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.features.keep_runs.retention import prune
 from ddplaunch.system.files import run_folder
 from tests.support import golden
 
 ROOT = Path(run_folder.__file__).parents[2]
 
-CREATE = (
-    "import sys, pathlib; from ddplaunch.system.files.run_folder import create;"
-    "from ddplaunch.features.keep_runs.retention import prune;"
-)
+CREATE = "import sys, pathlib; from ddplaunch.system.files.run_folder import create;"
 """Locks are held by processes, so other runs are other processes here."""
 
 
@@ -46,18 +40,6 @@ def told_at_once(runs: list[subprocess.Popen[str]]) -> list[str]:
     return [run.communicate(timeout=60)[0].strip() for run in runs]
 
 
-def old_run(base: Path, name: str, age_s: float) -> Path:
-    """A run that has ended."""
-    folder = base / name
-    folder.mkdir(parents=True)
-    lock = folder / run_folder.LOCK
-    lock.touch()
-    os.utime(lock, (1e9 - age_s, 1e9 - age_s))
-    (folder / "attempt_0" / "0").mkdir(parents=True)
-    (folder / "attempt_0" / "0" / "stdout.log").write_text("x")
-    return folder
-
-
 def test_run_ids_sort_by_time_and_differ() -> None:
     ids = [run_folder.new_run_id() for _ in range(50)]
     assert len(set(ids)) == 50
@@ -75,54 +57,6 @@ def test_runs_that_start_at_once_with_one_id_get_a_folder_each(tmp_path: Path) -
     runs = [other_run(code, tmp_path / "base") for _ in range(6)]
     names = set(told_at_once(runs))
     assert names == {"job", "job.2", "job.3", "job.4", "job.5", "job.6"}
-
-
-def test_a_run_that_goes_on_is_kept_however_old_it_is(tmp_path: Path) -> None:
-    code = "print(create(pathlib.Path(sys.argv[1]), 'old'), flush=True); input()"
-    run = other_run(code, tmp_path)
-    assert run.stdout
-    folder = Path(run.stdout.readline().strip())
-    os.utime(folder / run_folder.LOCK, (1, 1))
-    for number in range(25):
-        old_run(tmp_path, f"run{number:02d}", age_s=number)
-    prune(tmp_path, 20)
-    assert folder.is_dir()
-    run.communicate("\n", timeout=60)
-    prune(tmp_path, 20)
-    assert not folder.exists(), "it ended, however it did, so nothing holds it any more"
-
-
-def test_what_is_not_ours_is_never_deleted(tmp_path: Path) -> None:
-    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
-    old_run(elsewhere, "precious", age_s=1e6)
-    for number in range(22):
-        old_run(base, f"run{number:02d}", age_s=number)
-    (base / "notes").mkdir()
-    (base / "notes" / "notes.txt").write_text("mine")
-    (base / "file").write_text("mine")
-    (base / "link").symlink_to(elsewhere / "precious")
-    old_run(base, "zz-linked", age_s=1e5)
-    (base / "zz-linked" / "data").symlink_to(elsewhere / "precious")
-    prune(base, 20)
-    assert (elsewhere / "precious" / "attempt_0" / "0" / "stdout.log").exists()
-    assert {"notes", "file", "link"} <= {path.name for path in base.iterdir()}
-    assert not (base / "zz-linked").exists()
-
-
-def test_pruning_passes_over_what_it_cannot_read(tmp_path: Path) -> None:
-    prune(tmp_path / "missing", None)
-    (tmp_path / "file").touch()
-    prune(tmp_path / "file", 20)
-
-
-def test_two_runs_that_prune_at_once_do_not_get_into_each_others_way(tmp_path: Path) -> None:
-    for number in range(120):
-        old_run(tmp_path, f"run{number:03d}", age_s=1000 - number)
-    code = "prune(pathlib.Path(sys.argv[1]), 20)"
-    for run in [other_run(code, tmp_path) for _ in range(3)]:
-        run.communicate(timeout=60)
-        assert run.returncode == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run{number:03d}" for number in range(100, 120)]
 
 
 def test_a_file_in_the_place_of_the_base_is_told(tmp_path: Path) -> None:
@@ -259,82 +193,12 @@ def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"job7", "job7.2"}
 
 
-def test_a_run_is_kept_while_one_of_its_launchers_runs_and_then_deleted_as_a_whole(tmp_path: Path) -> None:
-    ended = launchers_folder(tmp_path, "job7", "k", "gpu1")
-    code = (
-        "from ddplaunch.system.files.run_folder import move_into_run;mine = create(pathlib.Path(sys.argv[1]), 'other');"
-    )
-    running = other_run(code + "print(move_into_run(mine, 'job7', 'k', ('gpu2',)), flush=True); input()", tmp_path)
-    assert running.stdout
-    assert running.stdout.readline().strip() == str(tmp_path / "job7" / "gpu2")
-    os.close(run_folder._held.popitem()[1])
-    prune(tmp_path, 0)
-    assert ended.is_dir()
-    running.communicate("\n", timeout=60)
-    prune(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_launcher_of_another_host_may_be_running_until_its_report_is_there(tmp_path: Path) -> None:
-    here, there = (launchers_folder(tmp_path, "job7", "k", host) for host in ("gpu1", "gpu2"))
-    for _ in range(2):
-        os.close(run_folder._held.popitem()[1])
-    (here / "report.json").touch()
-    (there / run_folder.LOCK).write_text("gpu2\n")
-    prune(tmp_path, 0)
-    assert here.is_dir()
-    (there / "report.json").touch()
-    prune(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_whose_first_launcher_is_about_to_move_its_folder_into_it_is_kept(tmp_path: Path) -> None:
-    assert run_folder._joins(tmp_path / "job7", "k")
-    prune(tmp_path, 0)
-    assert run_folder._joins(tmp_path / "job7", "k")
-    os.utime(tmp_path / "job7" / run_folder.NODES, (1, 1))
-    prune(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_launchers_of_a_run_count_as_one(tmp_path: Path) -> None:
-    for rank in range(30):
-        launchers_folder(tmp_path, "job7", "k", f"gpu1.{rank}")
-        os.close(run_folder._held.popitem()[1])
-    later = [old_run(tmp_path, f"run{number:02d}", age_s=40 - number) for number in range(19)]
-    prune(tmp_path, 20)
-    assert {path.name for path in tmp_path.iterdir()} == {"job7", *(run.name for run in later)}
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_launcher_does_not_use_another_users_folder(tmp_path: Path) -> None:
     launchers_folder(tmp_path, "job7", "k", "gpu1")
     os.chown(tmp_path / "job7", 65534, 65534)
     tmp_path.chmod(0o1777)
     assert launchers_folder(tmp_path, "job7", "k", "gpu2") == tmp_path / "job7.2" / "gpu2"
-
-
-@pytest.mark.parametrize("is_over", [True, False])
-@pytest.mark.parametrize("reason", ["no locks", "another machine"])
-def test_a_run_whose_lock_tells_nothing_goes_on_until_its_report_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, is_over: bool
-) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    if reason == "no locks":
-        monkeypatch.setattr(fcntl, "flock", no_locks)
-    with run_folder.released(run_folder.create(tmp_path, "first")):
-        pass
-    if reason != "no locks":
-        (tmp_path / "first" / run_folder.LOCK).write_text("another\n")
-    if is_over:
-        (tmp_path / "first" / "report.json").touch()
-    now_s = time.time()
-    for number in range(20):
-        os.utime(old_run(tmp_path, f"later{number}", 0) / run_folder.LOCK, (now_s + 1, now_s + 1))
-    prune(tmp_path, 20)
-    assert (tmp_path / "first").exists() is not is_over
 
 
 def test_a_lock_is_given_up_with_the_run(tmp_path: Path) -> None:
