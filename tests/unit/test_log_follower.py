@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
-
-import pytest
 
 from ddplaunch.config import LINE_PREFIX
 from ddplaunch.features.come_back.attach import colouring
@@ -13,94 +12,58 @@ from ddplaunch.features.come_back.log_follower import LogFollower
 from tests.support import golden
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "console.log"
+class Log:
+    """console.log and a process that follows it. The methods are the steps of a story."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.file, self.follower = folder / "console.log", LogFollower(folder, "console.log")
+        self.said: list[str] = []
+
+    def append(self, text: str, count: str = "1") -> None:
+        r"""``text`` so many times; ``\n`` is a line end, ``\r`` a carriage return."""
+        with self.file.open("a", newline="") as file:
+            file.write(text.encode().decode("unicode_escape") * int(count))
+
+    def rotates(self) -> None:
+        """The writer renames the file, and begins another one with the next text."""
+        self.file.replace(self.file.with_name("console.log.1"))
+
+    def empties(self) -> None:
+        """Somebody does, as by ``> console.log``."""
+        os.truncate(self.file, 0)
+
+    def pipe(self) -> None:
+        """There is something else in its place."""
+        os.mkfifo(self.file)
+
+    def begins(self) -> None:
+        """Another process follows the file."""
+        self.follower = LogFollower(self.file.parent, self.file.name)
+
+    def last(self, lines: str) -> None:
+        self.said.append(f"{self.follower.last_lines(int(lines))!r}")
+
+    def read(self) -> None:
+        data = b"".join(iter(self.follower.read, b""))
+        self.said.append(f"{data!r}" if len(data) < 100 else f"{len(data)} bytes of {set(data.splitlines())}")
+        self.said += ["with a gap"] * self.follower.has_gap
+
+    def skip(self, max_bytes: str) -> None:
+        self.said.append(f"{self.follower.skip(int(max_bytes))} bytes are left out")
 
 
-def rest(follower: LogFollower) -> bytes:
-    return b"".join(iter(follower.read, b""))
+def test_what_is_read(tmp_path: Path) -> None:
+    def story(text: str) -> str:
+        told = golden.play(log := Log(tmp_path / "run"), text.partition(": ")[2])
+        log.follower.close()
+        shutil.rmtree(tmp_path / "run")
+        return told
+
+    golden.check_pages("followed_logs", story)
 
 
-def append(log: Path, text: str) -> None:
-    with log.open("a") as file:
-        file.write(text)
-
-
-def rotate(log: Path) -> None:
-    log.replace(log.with_name("console.log.1"))
-
-
-def test_the_last_lines_come_first_and_then_what_follows(log: Path) -> None:
-    follower = LogFollower(log.parent, log.name)
-    assert follower.last_lines(2) == follower.read() == b""
-    append(log, "1\n2\n3\nunfinished")
-    assert rest(follower) == b"1\n2\n3\nunfinished"
-    again = LogFollower(log.parent, log.name)
-    assert again.last_lines(2) == b"3\nunfinished"
-    append(log, " line\n")
-    assert rest(again) == rest(follower) == b" line\n"
-    assert LogFollower(log.parent, log.name).last_lines(0) == b""
-
-
-def test_a_progress_bar_is_one_line(log: Path) -> None:
-    append(log, "first\nbar: " + "".join(f"\r{number}%" for number in range(100)))
-    assert LogFollower(log.parent, log.name).last_lines(2).startswith(b"first\nbar: \r0%")
-
-
-def test_a_file_that_somebody_empties_is_read_from_its_beginning(log: Path) -> None:
-    append(log, "1\n2\n3\n")
-    follower = LogFollower(log.parent, log.name)
-    follower.last_lines(1)
-    os.truncate(log, 0)
-    append(log, "4\n")
-    assert rest(follower) == b"4\n"
-    assert follower.has_gap
-
-
-def test_what_is_no_file_is_not_read(log: Path) -> None:
-    os.mkfifo(log)
-    follower = LogFollower(log.parent, log.name)
-    assert follower.last_lines(1) == follower.read() == b""
-
-
-def test_a_new_file_is_read_from_its_beginning(log: Path) -> None:
-    append(log, "1\n")
-    follower = LogFollower(log.parent, log.name)
-    follower.last_lines(1)
-    append(log, "2\n")
-    rotate(log)
-    assert rest(follower) == b"2\n"
-    append(log, "3\n")
-    assert rest(follower) == b"3\n"
-    assert not follower.has_gap
-
-
-def test_a_reader_that_was_stopped_for_two_files_reads_both_that_are_left(log: Path) -> None:
-    append(log, "1\n")
-    follower = LogFollower(log.parent, log.name)
-    follower.last_lines(1)
-    for line in ("2\n", "3\n", "4\n"):
-        append(log, line)
-        rotate(log)
-    append(log, "5\n")
-    assert rest(follower) == b"2\n4\n5\n", "3 was deleted"
-    assert follower.has_gap
-
-
-def test_what_is_far_behind_is_left_out_up_to_a_whole_line(log: Path) -> None:
-    append(log, "first\n")
-    follower = LogFollower(log.parent, log.name)
-    follower.last_lines(1)
-    append(log, "line\n" * 30_000)
-    assert follower.skip(1 << 20) == 0
-    skipped = follower.skip(100_000)
-    data = rest(follower)
-    assert skipped + len(data) == 150_000
-    assert set(data.splitlines()) == {b"line"}
-
-
-def test_prefixes_have_the_colours_of_their_ranks(log: Path) -> None:
+def test_prefixes_have_the_colours_of_their_ranks() -> None:
     colour = colouring(LINE_PREFIX)
     assert colour(b"[n1:0] a\n[n1:11] b") == b"\x1b[36m[n1:0] \x1b[0ma\n\x1b[32m[n1:11] \x1b[0mb"
     assert colour(b"[n1:1] middle of a line\nddplaunch: x\n[n1:2] c\n") == (
