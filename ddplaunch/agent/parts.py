@@ -61,10 +61,12 @@ class NodeServices(NamedTuple):
 
 
 class Part:
-    """One part of an agent, of all attempts. A method that a part does not define does nothing."""
+    """One part of an agent, of all attempts. A method that a part does not define does nothing but keep ``group``."""
 
     def __init__(self, node: NodeServices) -> None:
         self._node = node
+        self._group: WorkerGroup | None = None
+        """The workers of the present attempt, or of the last one; None before the first."""
 
     def may_take_part(self) -> bool:
         """Whether this node may take part in the run. Called once, before the first attempt; may wait.
@@ -76,6 +78,7 @@ class Part:
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """An attempt begins. No worker of ``group`` runs yet."""
+        self._group = group
 
     def worker_environ(self) -> Mapping[str, str]:
         """Variables for the workers of the attempt, unless their environment has them. May wait for a short time."""

@@ -19,10 +19,9 @@ from ddplaunch.cli import python_api
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import Streams
 from ddplaunch.errors import NODE_LOST, JobFailed, LaunchError
+from ddplaunch.features.functions import FunctionCall, target
 from ddplaunch.features.functions import launcher as values
-from ddplaunch.features.functions import target
 from ddplaunch.features.functions import worker as function
-from ddplaunch.features.functions.records import FunctionCall
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
 from tests.support import golden

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.debug.agent_session import DebugSession
-    from ddplaunch.protocol.results import Round
     from ddplaunch.system.unix_socket import Connection
 
 _REQUEST_S = 5.0
@@ -37,14 +36,9 @@ class DebugPart(Part):
 
     def __init__(self, node: NodeServices) -> None:
         super().__init__(node)
-        self._group: WorkerGroup | None = None
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._sessions: dict[int, DebugSession] = {}
-
-    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
-        """As ``Part.on_attempt``."""
-        self._group = group
 
     def for_worker(self, worker: Worker) -> dict[str, str]:
         """How its debuggers stop, and the socket that they ask for the terminal; see ``part`` in ``worker``."""

@@ -11,7 +11,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.agent.parts import Part
 from ddplaunch.features.faults.records import FaultInjected, InjectFault
 from ddplaunch.system import processes
 from ddplaunch.threads import in_thread
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.workers.worker import Worker
-    from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.protocol.results import Round
 
 _THROTTLE_PERIOD_S = 0.1
 _MIN_RUN_S = 0.002
@@ -30,14 +28,6 @@ _MIN_RUN_S = 0.002
 
 class FaultPart(Part):
     """Faults of one node."""
-
-    def __init__(self, node: NodeServices) -> None:
-        super().__init__(node)
-        self._group: WorkerGroup | None = None
-
-    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
-        """As ``Part.on_attempt``."""
-        self._group = group
 
     def on_event(self, event: object) -> bool:
         """Inject a fault into one worker, and report whether the worker still ran."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli.python_api import configuration
 from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError, UsageError
 from ddplaunch.features.collect_logs.records import RESULT_FILE
-from ddplaunch.features.functions.records import FunctionCall
+from ddplaunch.features.functions import FunctionCall
 from ddplaunch.launcher import launch as launcher
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import wire

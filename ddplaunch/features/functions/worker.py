@@ -15,7 +15,7 @@ from multiprocessing import process, spawn
 from typing import Any
 
 from ddplaunch.features.collect_logs.records import RESULT_FILE
-from ddplaunch.features.functions.records import FunctionCall
+from ddplaunch.features.functions import FunctionCall
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import TEXT_FD
 from ddplaunch.system.files import kept_files
