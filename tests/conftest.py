@@ -19,15 +19,13 @@ import pytest
 
 from ddplaunch.cluster import schedulers
 from ddplaunch.system import devices
-from tests.support import fake_nvml, runs, slowest
+from tests.support import fake_nvml, installed_stub, runs, slowest
 from tests.support.debugging import Debugger
 from tests.support.processes import command_line, has_children, pass_on_no_ignored_signals, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
 
 if TYPE_CHECKING:
     from tests.support.gpus import Watched  # Of a feature: tests of the core run without it, too.
-
-STUBS = Path(__file__).parent / "support" / "stubs"
 
 _CLEARED = ("PET_*", "TORCHELASTIC_*", *schedulers.OWN)
 """Variables of whatever started the tests."""
@@ -90,11 +88,11 @@ def _assert_none_left(mark: str) -> None:
 
 @pytest.fixture(autouse=True)
 def torch_stub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs import ``STUBS/torch``, unless the test is marked ``torch`` or pytest runs with --real-torch."""
+    """Jobs import the stub, unless the test is marked ``torch`` or pytest runs with --real-torch."""
     mark = request.node.get_closest_marker("torch")
     is_meant = mark and (not mark.args or _start_method(request.node) in mark.args)
     if not is_meant and not request.config.getoption("--real-torch"):
-        monkeypatch.setenv("PYTHONPATH", str(STUBS))
+        monkeypatch.setenv("PYTHONPATH", str(installed_stub.STUBS))
 
 
 def _start_method(node: pytest.Item) -> str:
@@ -129,6 +127,21 @@ def slow_import(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub of torch takes its time to be imported, so that something can happen meanwhile."""
     for name, value in SLOW_IMPORT.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def python_with_stub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> str:
+    """An interpreter in whose packages the stub of torch is; this one with --real-torch."""
+    if request.config.getoption("--real-torch"):
+        return sys.executable
+    return str(installed_stub.build(tmp_path_factory.mktemp("python")))
+
+
+@pytest.fixture
+def stub_is_installed(python_with_stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are started by that interpreter, with nothing of the tests on PYTHONPATH."""
+    monkeypatch.setattr(sys, "executable", python_with_stub)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
 @pytest.fixture(params=["forkserver", "spawn"])

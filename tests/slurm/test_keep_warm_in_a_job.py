@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 from tests.support.runs import command
 from tests.support.slurm import Slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("stub_is_installed")]
 
 
 def lines(then: str) -> str:

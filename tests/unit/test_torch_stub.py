@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import STUBS
+from tests.support.installed_stub import STUBS
 
 
 def load_stub() -> ModuleType:
