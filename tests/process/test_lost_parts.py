@@ -144,10 +144,9 @@ def test_workers_run_on_without_their_forkserver_and_another_serves_the_restart(
     assert finished.returncode == 0, finished.err
 
 
-@pytest.mark.torch
 def test_a_store_killed_before_any_worker_runs_ends_the_attempt() -> None:
     """Else they would try to reach it for as long as torch waits. The moment is short, and not met by every try."""
-    running = start("--nproc-per-node", "2", "--max-restarts", "3", PROGRAMS / "allreduce.py", "4000")
+    running = start("--nproc-per-node", "2", "--max-restarts", "3", "--shutdown-timeout", "1", PRINT_SIGNALS)
     agent, killed = running.agent_pid(), [0]
     while running.process.poll() is None:
         found = (pid for pid in children(agent) if command_line(pid).startswith("ddplaunch store"))

@@ -80,24 +80,28 @@ def command_line(pid: int) -> str:
 
 def children(pid: int) -> list[int]:
     """Direct children of ``pid``, zombies left out."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid and fields[0] not in ("Z", "X"):
-                found.append(int(entry))
-    return sorted(found)
+    return sorted(child for child in _children_alive_or_not(pid) if is_alive(child))
 
 
 def has_children() -> bool:
-    """Whether this process has any child, alive or not: cheaper to see than ``children``."""
+    """Whether this process has any child, alive or not."""
+    return bool(_children_alive_or_not(os.getpid()))
+
+
+def _children_alive_or_not(pid: int) -> list[int]:
     try:
-        return any(Path(f"/proc/self/task/{thread}/children").read_text() for thread in os.listdir("/proc/self/task"))
+        threads = os.listdir(f"/proc/{pid}/task")
+        texts = [Path(f"/proc/{pid}/task/{thread}/children").read_text() for thread in threads]
     except OSError:  # A kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended.
-        return True
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _is_child(int(name), pid)]
+    return [int(word) for text in texts for word in text.split()]
+
+
+def _is_child(pid: int, of: int) -> bool:
+    try:
+        return parent(pid) == of
+    except OSError:
+        return False
 
 
 def parent(pid: int) -> int:
