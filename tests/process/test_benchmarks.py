@@ -16,6 +16,9 @@ FOLDER = Path(__file__).parents[2] / "scripts" / "bench"
 STUB_IS_ENOUGH = {"detach", "hosts", "idle", "late_gpu_memory", "late_pings", "output", "page", "scale"}
 """Their jobs, and they themselves, use nothing of torch."""
 
+INSTALLED_STUB = {"warm"}
+"""Likewise, but a keeper needs an installed package."""
+
 LAST_WORDS = {
     "detach": "throughput",
     "sample_cost": "with samples / without",
@@ -43,11 +46,11 @@ def benchmarks() -> list[pytest.param]:  # type: ignore[valid-type]
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", benchmarks())
-def test_a_benchmark_runs_at_its_smallest_size(name: str) -> None:
+def test_a_benchmark_runs_at_its_smallest_size(name: str, python_with_stub: str) -> None:
     if reason := why_not(name):
         pytest.skip(reason)
     done = subprocess.run(
-        [sys.executable, FOLDER / f"{name}.py"],
+        [python_with_stub if name in INSTALLED_STUB else sys.executable, FOLDER / f"{name}.py"],
         env={**os.environ, "BENCH_SMALLEST": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,

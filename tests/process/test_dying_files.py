@@ -48,7 +48,7 @@ def fail_each(folder: Path, operations: list[str], errno_names: tuple[str, ...],
     left = operations
     for run_number in range(len(operations)):
         disk, errno_name = DyingFiles(folder / f"{run_number}"), errno_names[run_number % len(errno_names)]
-        group = left[:: 1 + len(left) // 16]
+        group = left[:: 1 + len(left) // 32]
         log = {"log": str(disk.folder / "log")}
         finished = disk.run(*FAILS, errno=number(errno_name), only="\n".join(group), **log)
         try:

@@ -146,6 +146,8 @@ def test_a_worker_sees_the_same_as_in_a_run_that_imports_for_itself(
         results.append(seen(finished))
     assert results[0] == results[1]
     assert results[1][0]["process"]["cwd"] == str(folder)
+    summed = own.run("--nproc-per-node", "2", PROGRAMS / "allreduce.py", "3")
+    assert (TAKEN in summed.err, summed.out.count("] sum 3 in attempt 0")) == (True, 2), summed.err
 
 
 def test_an_edited_line_counts_in_the_script_and_in_its_modules(shared: Kept, tmp_path: Path) -> None:

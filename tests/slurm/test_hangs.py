@@ -16,9 +16,9 @@ from tests.support.slurm import Slurm
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
 
 STARTS = {
-    "one-launcher": ("salloc -N2", ("--nproc-per-node", "2"), 1),
-    "launcher-per-node": ("srun -N2 --ntasks-per-node=1", ("--nproc-per-node", "2"), 2),
-    "launcher-per-worker": ("srun -N2 --ntasks-per-node=2", (), 4),
+    "one-launcher": ("salloc -N2", ("--nproc-per-node", "2")),
+    "launcher-per-node": ("srun -N2 --ntasks-per-node=1", ("--nproc-per-node", "2")),
+    "launcher-per-worker": ("srun -N2 --ntasks-per-node=2", ()),
 }
 
 QUIET_S = 12.0
@@ -26,14 +26,14 @@ QUIET_S = 12.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["one-launcher", "launcher-per-worker"])
-def test_a_hang_is_reported_once_and_ended_everywhere(slurm: Slurm, start: str, tmp_path: Path) -> None:
-    scheduler, own, launchers = STARTS[start]
+def test_a_hang_is_reported_once_of_all_launchers_and_ended_everywhere(slurm: Slurm, tmp_path: Path) -> None:
+    """One launcher of several nodes: tests/ssh/test_hang_over_ssh.py."""
+    scheduler, own = STARTS["launcher-per-worker"]
     arguments = command(*own, *HANG_OPTIONS, "--log-dir", tmp_path / "logs", PROGRAMS / "hangs.py", "lock")
     done = slurm.start([*scheduler.split(), *arguments], env={"OMP_NUM_THREADS": "1"}).finish()
     assert done.returncode == 87, done.err
     reports = [json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("report.json")]
-    assert len(reports) == launchers
+    assert len(reports) == 4
     assert_reported_once(done, reports)
 
 
@@ -45,7 +45,7 @@ def test_a_signal_of_slurm_shows_where_a_quiet_job_stood(slurm: Slurm, start: st
     It signals the workers as well, on all nodes at once. Those that have ended cannot answer: the report then says so,
     and there is none if they were faster everywhere.
     """
-    scheduler, own, _ = STARTS[start]
+    scheduler, own = STARTS[start]
     options = (*own, "--hang-report", "60", "--shutdown-timeout", "5", "--log-dir", tmp_path / "logs")
     arguments = command(*options, PROGRAMS / "hangs.py", "lock")
     words = [*scheduler.split(), "--job-name", f"quiet-{start}", *arguments]
