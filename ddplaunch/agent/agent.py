@@ -30,7 +30,7 @@ from ddplaunch.agent.workers.exit_details import (
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol import first_failure
+from ddplaunch.protocol import first_failure, start_method
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
@@ -44,6 +44,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.results import AttemptResult, Round
 from ddplaunch.protocol.specs import AgentSpec, ProcessSpec, ProcessStarted
 from ddplaunch.system import limits, processes
+from ddplaunch.system.files import script_file
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.system.unix_socket import LocalServer
 
@@ -73,13 +74,14 @@ class Agent:
         self._outbox, self._mailbox = outbox, mailbox
         # First: a driver that does not answer delays both this and the placement, at the same time.
         begun = parts.begin(spec, mailbox.post)
-        plan, self._placement = start_plan.choose(spec, os.environ), start_plan.place_workers(spec, os.environ)
+        plan = start_method.choose(spec, os.environ, script_file.is_plain)
+        self._placement = start_plan.place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         send, post, env = outbox.send, mailbox.post, self._placement.shared_environ
         self._forkserver = ForkserverClient(spec, plan, env, open_files, post, send, self._fail, warm)
         self._rendezvous = self._choose_rendezvous(size)
-        watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
+        watched_here = spec.rendezvous is None  # By this agent's launcher.
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.send_report
         self._group: WorkerGroup | None = None
         self._is_refused = False
@@ -114,7 +116,7 @@ class Agent:
     def _choose_rendezvous(self, local_world_size: int) -> Rendezvous:
         """A single node starts faster without the modules of several."""
         spec, post = self._spec, self._mailbox.post
-        if not spec.rendezvous and not spec.launcher_assigns_rendezvous:
+        if not spec.has_peers:
             from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 
             return SingleNodeRendezvous(spec, local_world_size, self._is_stopping)

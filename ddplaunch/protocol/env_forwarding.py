@@ -56,12 +56,6 @@ _SECRET = Rule(
     "they may be secrets; `-v` masks their values",
 )
 
-_SECRET_OPTION = re.compile(
-    r"--?([\w.-]*[._-])?(api[_-]?key|access[_-]?key|token|secret|pass|password|passwd|pwd|pat|passphrase|credentials?)",
-    re.IGNORECASE,
-)
-"""Options of a script whose values may be secrets; not ``--max-tokens`` or ``--key-dim``."""
-
 RULES = (
     Rule(tuple(name for name in NAMES if name not in _INHERITED), "never", "ddplaunch sets them for each worker"),
     Rule(
@@ -242,17 +236,6 @@ def _value(text: str, where: str) -> str:
 def masked_lines(env: Mapping[str, str]) -> list[str]:
     """Lines ``NAME=VALUE`` for the console: sorted, escaped; values of secrets and logins in URLs are masked."""
     return [f"{quote(name)}={_masked(name, env[name])}" for name in sorted(env)]
-
-
-def masked_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A script's arguments for the console: the values of options like ``--api-key`` are masked."""
-    shown: list[str] = []
-    for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        is_value = bool(shown) and _SECRET_OPTION.fullmatch(shown[-1]) and not argument.startswith("-")
-        is_set = equals and _SECRET_OPTION.fullmatch(name)
-        shown.append("***" if is_value else f"{name}=***" if is_set else argument)
-    return tuple(shown)
 
 
 def _masked(name: str, value: str) -> str:

@@ -32,6 +32,8 @@ class Program:
 class AgentSpec(AgentConfig):
     """Launcher to agent, first: all settings of one node, which are those of the run and its own.
 
+    ``setup.agent_spec`` of the launcher copies those of the run, each field of AgentConfig by its name.
+
     The number of its ``workers`` and their devices may differ from other nodes'. ``rendezvous`` is None also where the
     launcher sends a JoinRendezvous.
 
@@ -61,6 +63,11 @@ class AgentSpec(AgentConfig):
     launcher_assigns_rendezvous: bool = False
     texts: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def has_peers(self) -> bool:
+        """Whether the run may have other nodes."""
+        return self.launcher_assigns_rendezvous or self.rendezvous is not None
+
 
 # Agent to forkserver.
 
@@ -88,7 +95,9 @@ class ForkserverSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """Agent to forkserver: start one process. The record carries its stdin, stdout and stderr (SCM_RIGHTS).
+    """Agent to forkserver: start one process; all workers are started so, also those that are not forked.
+
+    The record carries its stdin, stdout and stderr (SCM_RIGHTS).
 
     Attributes:
         tag: chosen by the agent, returned in ProcessStarted.

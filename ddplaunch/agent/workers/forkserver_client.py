@@ -112,7 +112,8 @@ class ForkserverClient:
         self._post, self._send, self._fail = post, send, fail
         self._warm = warm
         self.is_replaced = False
-        self._forkserver: ForkserverProcess | None = None
+        self._process: subprocess.Popen[bytes] | ForkedChild | None = None
+        self._socket: socket.socket | None = None
         self._cgroup: Path | None = None
         self._pending: dict[str, int] = {}
         self._store_output: HelperOutput | None = None
@@ -122,7 +123,7 @@ class ForkserverClient:
 
         ForkserverReady or ImportFailed will be posted.
         """
-        if self._forkserver is None:
+        if self._process is None:
             self._start_forkserver()
             self._cgroup, reason = cgroup.create(self.env[environment.RUN_ID])
             if reason:
@@ -132,13 +133,24 @@ class ForkserverClient:
         self.is_ready, self._started_at = False, time.monotonic()
         spec = forkserver_spec(self._spec, self.plan)
         warm, self._warm = self._warm, None
-        process: subprocess.Popen[bytes] | ForkedChild
         if warm:
-            process, sock = ForkedChild(warm[0]), socket.socket(fileno=warm[1])
+            self._process, self._socket = ForkedChild(warm[0]), socket.socket(fileno=warm[1])
             spec = replace(spec, env=dict(self.env))
         else:
-            process, sock = _started(self.env)
-        self._forkserver = ForkserverProcess(process, sock, spec, self.open_files, self._post, self._on_exited)
+            self._process, self._socket = _started(self.env)
+        pid = self._process.pid
+        with contextlib.suppress(ProcessLookupError):  # The agent may have raised its own limit.
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, self.open_files)
+        # Duplicated before the thread runs: the socket may be closed by then.
+        stream = os.fdopen(os.dup(self._socket.fileno()), "rb")
+        in_thread("forkserver", lambda: _read_all(stream, self._post, partial(self._on_exited, pid)))
+        self._send_to_forkserver(spec, ())
+
+    def _send_to_forkserver(self, record: ForkserverSpec | ProcessSpec, fds: Sequence[int]) -> None:
+        # The end of a forkserver is reported by the thread that reads from it.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            if self._socket:
+                fd_records.send(self._socket, record, fds)
 
     @property
     def is_starting(self) -> bool:
@@ -147,10 +159,10 @@ class ForkserverClient:
 
     def start(self, spec: ProcessSpec, fds: Sequence[int], local_rank: int) -> None:
         """Request a worker, or a helper (STORE, MEMBER). Closes ``fds``, so that a pipe can end."""
-        if self._forkserver:
+        if self._process:
             self._pending[spec.tag] = local_rank
             is_worker = local_rank >= 0
-            self._forkserver.send(replace(spec, cgroup=str(self._cgroup or "")) if is_worker else spec, fds)
+            self._send_to_forkserver(replace(spec, cgroup=str(self._cgroup or "")) if is_worker else spec, fds)
         for fd in fds:
             os.close(fd)
 
@@ -198,7 +210,7 @@ class ForkserverClient:
 
     def _on_exited(self, pid: int) -> None:
         """Forkserver ``pid`` has closed its socket. Running workers are not affected."""
-        if self._forkserver is None or self._forkserver.pid != pid:  # ``close_forkserver`` has killed it.
+        if self._process is None or self._process.pid != pid:  # ``close_forkserver`` has killed it.
             return
         was_needed = self.is_starting or not self.is_ready
         returncode = self.close_forkserver()
@@ -211,8 +223,17 @@ class ForkserverClient:
     def close_forkserver(self) -> int:
         """Kill the forkserver and drop all requests; the processes that it forked continue. Returns its returncode."""
         self._pending.clear()
-        forkserver, self._forkserver = self._forkserver, None
-        return forkserver.close() if forkserver else 0
+        process, self._process = self._process, None
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+        if process is None:
+            return 0
+        process.kill()
+        try:
+            return process.wait(processes.UNKILLABLE_AFTER_S)
+        except subprocess.TimeoutExpired:  # In uninterruptible sleep; the next sweep reports its pid.
+            return -signal.SIGKILL
 
     def sweep(self, excluded: frozenset[int]) -> tuple[int, ...]:
         """Kill the workers, their descendants and all other children except the forkserver and ``excluded``.
@@ -221,7 +242,7 @@ class ForkserverClient:
         """
         if self._cgroup:
             cgroup.kill(self._cgroup)
-        return processes.sweep(excluded | ({self._forkserver.pid} if self._forkserver else set()))
+        return processes.sweep(excluded | ({self._process.pid} if self._process else set()))
 
     def close(self) -> tuple[int, ...]:
         """Kill every child of this process. Returns the pids that SIGKILL has not ended."""
@@ -230,44 +251,6 @@ class ForkserverClient:
         if self._cgroup:
             cgroup.remove(self._cgroup, time.monotonic() + (0 if unkillable else processes.UNKILLABLE_AFTER_S))
         return unkillable
-
-
-class ForkserverProcess:
-    """One forkserver process, and the thread that posts its answers."""
-
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes] | ForkedChild,
-        sock: socket.socket,
-        spec: ForkserverSpec,
-        open_files: Limits,
-        post: Callable[[object], None],
-        on_exited: Callable[[int], None],
-    ) -> None:
-        """Take over ``process``. Its limit becomes ``open_files``: the agent may have raised its own limit."""
-        self._process, self._socket = process, sock
-        self.pid = process.pid
-        with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(self.pid, resource.RLIMIT_NOFILE, open_files)
-        # Duplicated before the thread runs: the socket may be closed by then.
-        stream = os.fdopen(os.dup(self._socket.fileno()), "rb")
-        in_thread("forkserver", lambda: _read_all(stream, post, partial(on_exited, self.pid)))
-        self.send(spec, ())
-
-    def close(self) -> int:
-        """Kill and reap the forkserver; the processes that it forked continue. Returns its returncode."""
-        self._socket.close()
-        self._process.kill()
-        try:
-            return self._process.wait(processes.UNKILLABLE_AFTER_S)
-        except subprocess.TimeoutExpired:  # In uninterruptible sleep; the next sweep reports its pid.
-            return -signal.SIGKILL
-
-    def send(self, record: object, fds: Sequence[int]) -> None:
-        """Send a ForkserverSpec or a ProcessSpec with its descriptors, which the caller may close after the call."""
-        # The end of a forkserver is reported by the thread that reads from it.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            fd_records.send(self._socket, record, fds)
 
 
 def _read_all(stream: BinaryIO, post: Callable[[object], None], at_end: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import features
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import environment, start_method
+from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
 from ddplaunch.protocol.specs import ForkserverSpec, ProcessSpec
 from ddplaunch.system import devices, numa
@@ -57,21 +57,6 @@ def check_program(program: Program, host: str, path_variable: str) -> None:
         script_file.check_readable(program.path, host)
 
 
-def choose(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:
-    """Fork where possible; otherwise exec, with the reason.
-
-    Raises:
-        LaunchError: a dry run with simulated GPUs, and the program cannot be forked or bootstrapped.
-    """
-    plan = start_method.choose(spec, env, script_file.is_plain)
-    if spec.dry_run and not plan.bootstrap:
-        why = plan.reason or "--no-python"
-        raise LaunchError(
-            f"--dry-run cannot simulate GPUs in {spec.program.path}: {why}", "Give a Python script or -m."
-        )
-    return plan
-
-
 def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
     """The forkserver's first record, for ``plan``."""
     forks, path = plan.how != "exec", spec.program.path
@@ -106,7 +91,7 @@ class Placement:
     """Placement of this node's workers. Tuples are in order of local rank; None keeps the inherited setting.
 
     ``visible`` are all devices that the workers may use; a worker without assigned ones probably uses that of its local
-    rank. ``fake_gpus`` is the number of simulated GPUs; None on a real node.
+    rank.
     """
 
     local_world_size: int
@@ -114,7 +99,6 @@ class Placement:
     devices: tuple[tuple[str, ...], ...] | None
     cpus: tuple[frozenset[int], ...] | None
     shared_environ: dict[str, str]
-    fake_gpus: int | None = None
     visible: tuple[str, ...] = ()
 
     def devices_of(self, local_rank: int) -> tuple[str, ...]:
@@ -142,9 +126,8 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     shared = environment.shared_environ(
         inherited, node_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
     )
-    fake_gpus = _gpu_count(visible or ()) if spec.dry_run else None
     variable = "CUDA_VISIBLE_DEVICES" if spec.dry_run else devices.visibility_variable(inherited)
-    return Placement(nproc, variable, assigned, cpus, shared, fake_gpus, visible or ())
+    return Placement(nproc, variable, assigned, cpus, shared, visible or ())
 
 
 def _simulated_gpus(spec: AgentSpec) -> tuple[str, ...] | None:
@@ -154,11 +137,6 @@ def _simulated_gpus(spec: AgentSpec) -> tuple[str, ...] | None:
             f"--nproc-per-node {spec.workers.nproc_per_node}: give the GPUs of a node, for example --gpus 0,1,2,3"
         )
     return spec.workers.gpus
-
-
-def _gpu_count(visible: tuple[str, ...]) -> int:
-    """Number of GPUs of a simulated node on which the GPUs ``visible`` exist: an index may exceed their number."""
-    return max(len(visible), *(int(name) + 1 for name in visible if name.isdigit()), 0)
 
 
 def _assign_devices(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[tuple[str, ...], ...] | None:

@@ -40,7 +40,7 @@ class HealthPart(Part):
         super().__init__(node)
         self._spec = spec = node.spec
         self._is_on = spec.health != "off" and not spec.dry_run
-        self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
+        self._has_peers = spec.has_peers
         self._is_probed = True
         self._to_tell: NodeHardware | None = None
         self._findings: list[HealthFinding] = []
@@ -67,7 +67,7 @@ class HealthPart(Part):
             return True
         report = self._node_health()
         self._node.outbox.send(report)
-        if self._spec.rendezvous and not self._spec.launcher_assigns_rendezvous:
+        if self._spec.rendezvous:
             self._to_tell = report.hardware
         wrong = [finding for finding in report.findings if finding.severity == "refuse"]
         if not wrong or self._spec.health != "refuse":

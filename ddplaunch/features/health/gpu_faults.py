@@ -61,7 +61,7 @@ class GpuFaults:
     def __init__(self, gpus: GpusOfJob, spec: AgentSpec, send: Callable[[object], None]) -> None:
         """``send`` sends a record to the launcher."""
         self.gpus, self._spec, self._send = gpus, spec, send
-        self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
+        self._has_peers = spec.has_peers
         self._before: dict[int, GpuReading] | None = None
         self._missing = ""
         self._has_ports = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.transport.handle import Transport
+
+_SECRET_OPTION = re.compile(
+    r"--?([\w.-]*[._-])?(api[_-]?key|access[_-]?key|token|secret|pass|password|passwd|pwd|pat|passphrase|credentials?)",
+    re.IGNORECASE,
+)
+"""Options of a script whose values may be secrets; not ``--max-tokens`` or ``--key-dim``."""
 
 
 def plan(config: LaunchConfig) -> Plan:
@@ -178,7 +185,7 @@ def _how(config: LaunchConfig, spec: AgentSpec) -> Literal["forked", "executed"]
 def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:
     program = spec.program
     argument = ("--local-rank=<LOCAL_RANK>",) if spec.workers.pass_local_rank else ()
-    script = (program.path, *argument, *env_forwarding.masked_arguments(program.args))
+    script = (program.path, *argument, *_masked(program.args))
     if program.entry == "program":
         return script
     python = config.python or (config.remote.python if config.hosts else None) or sys.executable
@@ -189,3 +196,14 @@ def show(request: Request) -> None:
     """Print the plan: a page, or JSON."""
     planned = plan(features.prepared(request.configure()))
     request.show(as_json(planned) if request.options["json"] else page(planned, is_verbose=request.is_verbose))
+
+
+def _masked(arguments: Sequence[str]) -> tuple[str, ...]:
+    """A script's arguments for the console: the values of options like ``--api-key`` are masked."""
+    shown: list[str] = []
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_value = bool(shown) and _SECRET_OPTION.fullmatch(shown[-1]) and not argument.startswith("-")
+        is_set = equals and _SECRET_OPTION.fullmatch(name)
+        shown.append("***" if is_value else f"{name}=***" if is_set else argument)
+    return tuple(shown)
