@@ -82,7 +82,7 @@ ROWS = (
         sets="remote.transport",
         parse=values.parse_transport,
         only=(REAL_RUN, HOSTS),
-        completes="ddplaunch.cli.completion:transports",
+        completes="ddplaunch.transport.transports:of_hosts",
     ),
     Option("--ssh-user", "NAME", "Login name, like ssh -l.", sets="remote.user", only=(SSH,)),
     Option(

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ddplaunch.config import LINE_PREFIX
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import NodeOfRun, Versions
-from ddplaunch.system.files import kept_files, run_json
-from ddplaunch.system.files.run_json import RunFacts
+from ddplaunch.system.files import kept_files
+from ddplaunch.system.files.run_folder import RUN, RunFacts
 from ddplaunch.text import iso_time
 from ddplaunch.version import __version__
 
@@ -57,8 +57,8 @@ def write(facts: RunFacts, folder: Path | None) -> RunFacts:
     """
     if folder:
         text = json.dumps({"schema": SCHEMA, **wire.to_json(facts)}, indent=2) + "\n"
-        with kept_files.noting(folder / run_json.RUN):
-            kept_files.write_whole(folder / run_json.RUN, text)
+        with kept_files.noting(folder / RUN):
+            kept_files.write_whole(folder / RUN, text)
     return facts
 
 

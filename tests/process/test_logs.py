@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.files import run_json
+from ddplaunch.features.runs import run_json
 from tests.support.detached import JOB, folder_of, job, started
 from tests.support.processes import wait_until
 from tests.support.runs import run, start

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.features.runs.run_folders import RunFolder
 from ddplaunch.features.usage import live
 from ddplaunch.features.usage.live import NodeSamples, files
 from ddplaunch.system.files import run_folder
-from ddplaunch.system.files.run_folders import RunFolder
-from ddplaunch.system.files.run_json import RunFacts
+from ddplaunch.system.files.run_folder import RunFacts
 from tests.support import golden
 
 NOW = 1_800_000_000.0

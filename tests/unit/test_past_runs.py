@@ -17,10 +17,11 @@ import pytest
 from ddplaunch import LaunchConfig
 from ddplaunch.features.come_back import past_runs
 from ddplaunch.features.come_back.past_runs import PastRun
+from ddplaunch.features.runs import run_folders
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import console_log, report_files
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
-from ddplaunch.system.files import run_folder, run_folders, run_json
+from ddplaunch.system.files import run_folder
 from ddplaunch.text import iso_time
 from tests.support import golden
 from tests.support.asked import asked
@@ -43,7 +44,7 @@ def made(base: Path, name: str, started: dict[str, Any] | None = None, report: o
     folder = base / name
     folder.mkdir(parents=True)
     (folder / run_folder.LOCK).touch()
-    for file, body in ((run_json.RUN, started), (run_json.REPORT, report)):
+    for file, body in ((run_folder.RUN, started), (run_folder.REPORT, report)):
         if body is not None:
             (folder / file).write_text(body if isinstance(body, str) else json.dumps(body))
     return folder
@@ -143,8 +144,8 @@ def test_the_first_cause_is_the_best_that_the_report_has(base: Path) -> None:
 def test_damaged_and_cut_files_never_stop_the_listing(damage: str, base: Path) -> None:
     good = record("good", 10)
     made(base, "good", good, {**good, "exit_code": 7, "outcome": "failed", "duration_s": 1})
-    (made(base, "bad-run") / run_json.RUN).write_text(damage, encoding="latin-1")
-    (made(base, "bad-report", record("bad-report", 20)) / run_json.REPORT).write_text(damage, encoding="latin-1")
+    (made(base, "bad-run") / run_folder.RUN).write_text(damage, encoding="latin-1")
+    (made(base, "bad-report", record("bad-report", 20)) / run_folder.REPORT).write_text(damage, encoding="latin-1")
     lines = {line.split()[0]: line for line in table()}
     assert lines.keys() == {"run", "good", "bad-run", "bad-report"}
     assert "exit 7" in lines["good"]
@@ -153,8 +154,8 @@ def test_damaged_and_cut_files_never_stop_the_listing(damage: str, base: Path) -
 
 
 def test_a_fifo_or_a_folder_in_place_of_a_file_does_not_block(base: Path) -> None:
-    os.mkfifo(made(base, "fifo") / run_json.RUN)
-    (made(base, "folder", record("folder")) / run_json.REPORT).mkdir()
+    os.mkfifo(made(base, "fifo") / run_folder.RUN)
+    (made(base, "folder", record("folder")) / run_folder.REPORT).mkdir()
     descriptors = os.listdir("/proc/self/fd")
     assert {run.run_id: run.result for run in listed()} == {"fifo": "no report", "folder": "damaged"}
     assert os.listdir("/proc/self/fd") == descriptors

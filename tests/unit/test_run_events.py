@@ -17,9 +17,9 @@ from ddplaunch.features.run_events import event_file
 from ddplaunch.features.run_events.event_file import EventFile
 from ddplaunch.features.run_events.kinds import keys, kinds
 from ddplaunch.features.run_events.launcher import RunEvents
+from ddplaunch.features.runs.run_json import EVENTS
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
-from ddplaunch.system.files.run_json import EVENTS
 from tests.support import golden
 from tests.support.watches import run_services
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import LaunchConfig
+from ddplaunch.features.runs import run_json
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.protocol.launcher_agent import NodeDetails
 from ddplaunch.protocol.results import NodeOfRun, RunResult, Versions
-from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_json import RunFacts
+from ddplaunch.system.files.run_folder import RunFacts
 from ddplaunch.version import __version__
 from tests.support import golden
 from tests.support.fake_agents import FakeHandle

@@ -12,9 +12,10 @@ from ddplaunch import LaunchConfig
 from ddplaunch.features.ps import ps as page
 from ddplaunch.features.ps import run_finder
 from ddplaunch.features.ps.queries import RunOnHost, RunsFound
+from ddplaunch.features.runs import run_json
 from ddplaunch.launcher import run_facts
 from ddplaunch.system import run_tags
-from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.system.files import run_folder
 from ddplaunch.transport.handle import node_tag
 from tests.support import golden
 

@@ -13,14 +13,15 @@ from ddplaunch import LaunchConfig, LaunchError, UsageError
 from ddplaunch.errors import NO_REPORT
 from ddplaunch.features.come_back import attach, launcher_request, logs
 from ddplaunch.features.ps import ps
+from ddplaunch.features.runs import run_folders
+from ddplaunch.features.runs.asked_nodes import Queries
+from ddplaunch.features.runs.run_folders import find
 from ddplaunch.features.usage import live
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol.results import RunResult
 from ddplaunch.system import run_tags
-from ddplaunch.system.files import kept_files, run_folder, run_folders
-from ddplaunch.system.files.run_folders import find
-from ddplaunch.transport.queries import Queries
+from ddplaunch.system.files import kept_files, run_folder
 from tests.support.asked import asked
 
 FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"

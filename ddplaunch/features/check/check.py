@@ -28,6 +28,7 @@ from ddplaunch.features.check.queries import (
     NetworkRates,
     NodeReport,
 )
+from ddplaunch.features.runs.asked_nodes import Queries
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol import wire
@@ -36,16 +37,15 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.failures import failures_table
-from ddplaunch.transport.queries import Queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddplaunch.features.check.queries import NodeGpuRates
+    from ddplaunch.features.runs.asked_nodes import QueriedNode
     from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.failures import HostFailure
-    from ddplaunch.transport.queries import QueriedNode
 
 
 _CONNECT_HINT = (

@@ -10,7 +10,7 @@ def rows() -> tuple[object, ...]:
     from ddplaunch.rows import COMING_BACK, Command, Option, flag, parse_ranks, parse_whole
 
     def of_run(name: str, text: str) -> Option:
-        return Option(name, "RUN_ID", text, completes="ddplaunch.cli.completion:runs", heading=COMING_BACK)
+        return Option(name, "RUN_ID", text, completes="ddplaunch.features.runs.completion:runs", heading=COMING_BACK)
 
     return (
         flag(

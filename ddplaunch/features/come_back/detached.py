@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.features.runs import run_json
 from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher.display import console_log
 from ddplaunch.system import procfs
-from ddplaunch.system.files import kept_files, run_folder, run_json, script_file
+from ddplaunch.system.files import kept_files, run_folder, script_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +146,7 @@ def _after_start(
     if code:
         _flush()
         os.write(2, _end_of(folder / console_log.FILE))
-        if not os.path.exists(folder / run_json.RUN):  # The run has not begun.
+        if not os.path.exists(folder / run_folder.RUN):  # The run has not begun.
             shutil.rmtree(folder, ignore_errors=True)
         return code
     _show_id(run_id, show)
@@ -204,7 +205,7 @@ def _has_begun(folder: Path, passed_s: float, *, is_local: bool) -> bool:
 
     True if that takes longer than it should.
     """
-    if not os.path.exists(folder / run_json.RUN):
+    if not os.path.exists(folder / run_folder.RUN):
         return passed_s > _SLOW_S
     return not is_local or passed_s > _READY_S or b'"agent_ready"' in procfs.read(str(folder / run_json.EVENTS))
 

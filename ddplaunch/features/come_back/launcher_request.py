@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.runs.run_folders import find
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     FROM_LAUNCHER,
@@ -21,12 +22,11 @@ from ddplaunch.protocol.control import (
     StopRun,
 )
 from ddplaunch.system import unix_socket
-from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
+    from ddplaunch.features.runs.run_folders import RunFolder
     from ddplaunch.launcher.request import Request
-    from ddplaunch.system.files.run_folders import RunFolder
 
 _ANSWER_S = 5.0
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.come_back.log_follower import LogFollower, pause, write_stdout
+from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs.run_folders import find
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import fold_ints, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from ddplaunch.features.runs.run_folders import RunFolder
+    from ddplaunch.features.runs.run_json import Json
     from ddplaunch.launcher.request import Request
-    from ddplaunch.system.files.run_folders import RunFolder
-    from ddplaunch.system.files.run_json import Json
 
 
 _STREAMS = ("stdout", "stderr")

@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.runs import run_folders, run_json
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.display import console_log, report_files
+from ddplaunch.launcher.display import console_log
 from ddplaunch.launcher.display.failure_page import failure
-from ddplaunch.system.files import run_folder, run_folders, run_json
+from ddplaunch.system.files import run_folder
 from ddplaunch.text import elapsed, local_time, quote, table
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.results import RunResult
-    from ddplaunch.system.files.run_json import RunFacts
+    from ddplaunch.system.files.run_folder import RunFacts
 
 
 RUNNING, KILLED = "running", "killed"
@@ -97,7 +98,7 @@ def _folders(bases: Iterable[Path]) -> Iterator[tuple[Path, ...]]:
 
 def _has_files(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(OSError):
-        files = (os.path.join(entry.path, name) for name in (run_json.RUN, run_json.REPORT))
+        files = (os.path.join(entry.path, name) for name in (run_folder.RUN, run_folder.REPORT))
         return entry.is_dir(follow_symlinks=False) and any(map(os.path.isfile, files))
     return False
 
@@ -110,7 +111,7 @@ def of_launchers(folders: Sequence[Path]) -> PastRun:
 
 
 def _past_run(folder: Path) -> PastRun:
-    started, report = run_json.facts(folder), report_files.read(folder)
+    started, report = run_json.facts(folder), run_json.report(folder)
     known = report or started
     start_s = run_json.seconds(known.start) or run_json.seconds(started.start) or run_folders.made_s(folder)
     result = _result(folder, started, report)
@@ -139,7 +140,7 @@ def _duration_s(folder: Path, start_s: float, result: str) -> float | None:
 def _result(folder: Path, started: RunFacts, report: RunResult | None) -> str:
     if report:
         return f"exit {report.exit_code}"
-    if os.path.lexists(folder / run_json.REPORT):
+    if os.path.lexists(folder / run_folder.REPORT):
         return DAMAGED
     if not started.host:  # Of an older version, damaged, or the logs of a node whose launcher is elsewhere.
         return NO_REPORT

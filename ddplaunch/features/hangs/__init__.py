@@ -56,7 +56,7 @@ def rows() -> tuple[object, ...]:
             "RUN_ID",
             "Show what the workers of a run do now: who waits for whom, and at which line.",
             short="show where the workers of a run are",
-            completes="ddplaunch.cli.completion:run_ids",
+            completes="ddplaunch.features.runs.completion:run_ids",
             heading=EXISTING_RUNS,
         ),
         Command("--stacks", run="ddplaunch.features.hangs.stacks:stacks", takes_hosts=True),

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_folder import LOCK, NODES, of_launchers
+from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT, of_launchers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ class _Run:
 
     @property
     def reports(self) -> tuple[Path, ...]:
-        return tuple(folder / run_json.REPORT for folder in self.launchers)
+        return tuple(folder / REPORT for folder in self.launchers)
 
     @property
     def locks(self) -> tuple[Path, ...]:
@@ -159,4 +159,4 @@ def _may_have_launcher(folder: Path) -> bool:
 def _may_be_running(folder: Path) -> bool:
     """For a run whose lock is not reliable: it is young and has no report."""
     is_young = time.time() - (folder / LOCK).stat().st_mtime < _MAX_RUN_S
-    return is_young and not os.path.exists(folder / run_json.REPORT)
+    return is_young and not os.path.exists(folder / REPORT)

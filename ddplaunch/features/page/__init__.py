@@ -22,7 +22,7 @@ def rows() -> tuple[object, ...]:
             "--page",
             "RUN_ID",
             "Make run.html, the page of a run on this machine, and print its path.",
-            completes="ddplaunch.cli.completion:runs",
+            completes="ddplaunch.features.runs.completion:runs",
             heading=EXISTING_RUNS,
         ),
         Option(

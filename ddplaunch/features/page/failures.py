@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page.reading import block, content, line
+from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.failure_page import failure_line, how
 from ddplaunch.protocol.results import NEVER_RESTARTED
-from ddplaunch.system.files import run_json
 from ddplaunch.text import clock, duration, fold_ints
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.features.page.story import Span
-    from ddplaunch.system.files.run_json import Json
+    from ddplaunch.features.runs.run_json import Json
 
 _MAX_GPUS = 4096
 _MAX_NAMED = 6

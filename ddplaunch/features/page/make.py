@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
-from ddplaunch.system.files import kept_files, run_folder, run_folders, run_json
+from ddplaunch.features.runs import run_folders
+from ddplaunch.system.files import kept_files, run_folder
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.request import Request
@@ -48,7 +49,7 @@ def whole_run(folder: Path) -> Path | None:
     whole = folder.parent
     if not os.path.isfile(whole / run_folder.NODES):
         return None
-    at_work = [each for each in run_folder.of_launchers(whole) if not os.path.exists(each / run_json.REPORT)]
+    at_work = [each for each in run_folder.of_launchers(whole) if not os.path.exists(each / run_folder.REPORT)]
     if folder in at_work:
         return whole if folder == at_work[0] else None
     return None if any(map(run_folder.is_locked, at_work)) else whole

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.features.run_events.kinds import kinds
+from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.features.usage.quantities import FOLDER
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol.results import RunResult
-from ddplaunch.system.files import kept_files, run_folder, run_json
-from ddplaunch.system.files.run_json import Json, RunFacts, integer, number
+from ddplaunch.system.files import kept_files, run_folder
+from ddplaunch.system.files.run_folder import RunFacts
 from ddplaunch.text import escape, plural, ranks
 
 if TYPE_CHECKING:
@@ -87,10 +88,10 @@ def _of_one(folder: Path) -> RunFiles:
     is_live = run_folder.is_locked(folder)
     started = run_json.facts(folder)
     if not started.host:
-        missing.append(_absent(folder / run_json.RUN, "command and start are not known"))
-    report = report_files.read(folder)
-    if not report and not (is_live and not os.path.exists(folder / run_json.REPORT)):
-        missing.append(_absent(folder / run_json.REPORT, "exit code and failures are not known"))
+        missing.append(_absent(folder / run_folder.RUN, "command and start are not known"))
+    report = run_json.report(folder)
+    if not report and not (is_live and not os.path.exists(folder / run_folder.REPORT)):
+        missing.append(_absent(folder / run_folder.REPORT, "exit code and failures are not known"))
     events = _events(folder / run_json.EVENTS, missing)
     usage = _usage(folder)
     return RunFiles(folder, started, report, events, usage, is_live, [folder], missing)

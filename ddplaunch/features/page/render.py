@@ -21,10 +21,10 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page import charts, failures, usage
 from ddplaunch.features.page.reading import RunFiles, line, read
 from ddplaunch.features.page.story import USES, Moment, Story, story, time_uses
+from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs.run_json import integer
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.results import Versions
-from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_json import integer
 from ddplaunch.text import duration, local_time, plural
 
 MAX_BYTES = 1 << 20

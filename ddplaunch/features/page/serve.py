@@ -24,7 +24,7 @@ from markupsafe import Markup
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.features.come_back import past_runs
 from ddplaunch.features.page import render
-from ddplaunch.system.files import run_folders
+from ddplaunch.features.runs import run_folders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

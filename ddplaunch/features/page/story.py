@@ -10,9 +10,9 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.page.reading import line
+from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_json import Json, integer, number
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:

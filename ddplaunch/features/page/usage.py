@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, add, by_reason
 from ddplaunch.features.page.reading import content, line
+from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs.run_json import Json, dicts, integer, integers
 from ddplaunch.features.usage.quantities import QUANTITIES, Quantity
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_json import Json, dicts, integer, integers
 from ddplaunch.text import median
 
 if TYPE_CHECKING:

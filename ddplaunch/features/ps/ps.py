@@ -16,14 +16,14 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageError
 from ddplaunch.features.ps.queries import ENDING_EXTRA_S, PROCESS_KINDS, EndRun, ListRuns, RunsFound
+from ddplaunch.features.runs import run_folders
+from ddplaunch.features.runs.asked_nodes import Queries
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.system import run_tags
-from ddplaunch.system.files import run_folders
 from ddplaunch.text import KEEPER_ID, elapsed, plural, table
 from ddplaunch.transport.failures import failures_table
-from ddplaunch.transport.queries import Queries
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

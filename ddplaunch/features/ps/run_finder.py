@@ -29,11 +29,12 @@ from ddplaunch.features.ps.queries import (
     RunOnHost,
     RunsFound,
 )
+from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND, START_VARIABLE
 from ddplaunch.system import cgroup, processes, procfs, run_tags
-from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.system.files import run_folder
 from ddplaunch.text import KEEPER_ID, quote
 
 if TYPE_CHECKING:

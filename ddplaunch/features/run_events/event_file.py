@@ -13,9 +13,9 @@ import queue
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.runs.run_json import EVENTS
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.kept_files import keep_free
-from ddplaunch.system.files.run_json import EVENTS
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:

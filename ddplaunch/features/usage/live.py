@@ -14,20 +14,21 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs.run_folders import find
+from ddplaunch.features.runs.run_json import Json, number
 from ddplaunch.features.usage.quantities import BY_NAME, FOLDER
 from ddplaunch.features.usage.records import PERIOD_S
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.files import kept_files, run_json
-from ddplaunch.system.files.run_folders import find
-from ddplaunch.system.files.run_json import Json, number
+from ddplaunch.system.files import kept_files
 from ddplaunch.text import elapsed, escape, fold_ints, plural, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ddplaunch.features.runs.run_folders import RunFolder
     from ddplaunch.features.usage.quantities import Quantity
     from ddplaunch.launcher.request import Request
-    from ddplaunch.system.files.run_folders import RunFolder
 
 _MAX_EVENT_BYTES = 32 << 20
 _MAX_BYTES = 64 << 20

@@ -12,7 +12,8 @@ from ddplaunch.errors import Level
 from ddplaunch.launcher.display import failure_page, report_files
 from ddplaunch.launcher.display.console import Progress
 from ddplaunch.protocol import first_failure
-from ddplaunch.system.files import kept_files, run_json
+from ddplaunch.system.files import kept_files
+from ddplaunch.system.files.run_folder import REPORT
 from ddplaunch.text import duration, plural, quote, ranks
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class UserMessages:
             report_files.write_failures(result, self._folder)
         if self._folder:
             report_files.write_report(result, self._folder)
-        has_report = self._folder is not None and not kept_files.is_noted(self._folder / run_json.REPORT)
+        has_report = self._folder is not None and not kept_files.is_noted(self._folder / REPORT)
         text = ""
         if result.outcome == "failed" and not error:
             is_dry_run = self._config.dry_run

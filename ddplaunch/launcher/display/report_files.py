@@ -1,7 +1,6 @@
 """The files of a run's result: report.json, report.txt, and the error file for a parent that is torchelastic.
 
-Written by the launcher, at the end of a run: a full disk prevents files, and does not change the run's outcome. Read by
-all that show earlier runs.
+Written by the launcher, at the end of a run: a full disk prevents files, and does not change the run's outcome.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, wire
 from ddplaunch.protocol.results import STACKS_FILE, RunResult
-from ddplaunch.system.files import kept_files, run_json
+from ddplaunch.system.files import kept_files
+from ddplaunch.system.files.run_folder import REPORT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,12 +28,7 @@ FAILED = "failed"
 
 def write_report(result: RunResult, folder: Path) -> None:
     """Write report.json."""
-    _write(folder / run_json.REPORT, json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
-
-
-def read(folder: Path) -> RunResult | None:
-    """The report.json in ``folder``, as far as it can be read; None if there is none. Raises nothing."""
-    return wire.salvage(RunResult, run_json.read(folder / run_json.REPORT))
+    _write(folder / REPORT, json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
 
 
 def write_page(text: str, folder: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
@@ -27,10 +28,40 @@ if TYPE_CHECKING:
 LOCK = ".ddplaunch-run"
 """File in a run folder: marks it as ours, and holds the lock."""
 
+RUN, REPORT = "run.json", "report.json"
+
 NODES = ".ddplaunch-nodes"
 """File in a folder that has a folder for each launcher of a run; holds the key of that run."""
 
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The start of a run, as its launcher writes it to run.json. What could not be read is empty.
+
+    Attributes:
+        script: path of the script, name of the module, or program.
+        command: the command line of the launcher's process, as it was typed.
+        cwd: working directory of that process; empty if it was deleted.
+        start: time of the start, by that machine's clock: ISO 8601 with zone.
+        host: name of that machine.
+        pid: of that process.
+        line_prefix: the template of the prefix of the workers' lines on the console and in console.log.
+        on_terminal: streams of a lone worker that are only on that process's terminal, and in no file.
+    """
+
+    run_id: str = ""
+    run_tag: str = ""
+    script: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+    start: str = ""
+    host: str = ""
+    pid: int = 0
+    line_prefix: str = ""
+    on_terminal: tuple[str, ...] = ()
+
 
 _held: dict[Path, int] = {}
 """Descriptors of the locks that this process holds."""

@@ -1,7 +1,7 @@
 """Reads the JSON files of run folders, which may be damaged, cut, or of another version: the objects and their values.
 
 Used by all that read run folders: commands, the page, the agent of ``--ps``. Must not block, and must not raise for any
-content of a file. ``launcher/display/report_files`` reads report.json as a whole.
+content of a file.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.run_folder import LOCK
+from ddplaunch.system.files.run_folder import LOCK, REPORT, RUN, RunFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RUN, REPORT, EVENTS = "run.json", "report.json", "events.jsonl"
+    from ddplaunch.protocol.results import RunResult
+
+EVENTS = "events.jsonl"
 
 Json = dict[str, Any]
 _MAX_BYTES = 256 << 20
@@ -30,33 +31,6 @@ _MAX_BYTES = 256 << 20
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_PID = 1 << 22
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """The start of a run, as its launcher writes it to run.json. What could not be read is empty.
-
-    Attributes:
-        script: path of the script, name of the module, or program.
-        command: the command line of the launcher's process, as it was typed.
-        cwd: working directory of that process; empty if it was deleted.
-        start: time of the start, by that machine's clock: ISO 8601 with zone.
-        host: name of that machine.
-        pid: of that process.
-        line_prefix: the template of the prefix of the workers' lines on the console and in console.log.
-        on_terminal: streams of a lone worker that are only on that process's terminal, and in no file.
-    """
-
-    run_id: str = ""
-    run_tag: str = ""
-    script: str = ""
-    command: tuple[str, ...] = ()
-    cwd: str = ""
-    start: str = ""
-    host: str = ""
-    pid: int = 0
-    line_prefix: str = ""
-    on_terminal: tuple[str, ...] = ()
 
 
 def facts(folder: Path) -> RunFacts:
@@ -75,6 +49,14 @@ def facts(folder: Path) -> RunFacts:
         line_prefix=text(body, "line_prefix"),
         on_terminal=tuple(words(body, "on_terminal")),
     )
+
+
+def report(folder: Path) -> RunResult | None:
+    """What report.json in ``folder`` says, as far as it can be read; None if there is none."""
+    from ddplaunch.protocol import wire
+    from ddplaunch.protocol.results import RunResult
+
+    return wire.salvage(RunResult, read(folder / REPORT))
 
 
 def of_launcher(pid: int) -> Iterator[tuple[Path, RunFacts]]:

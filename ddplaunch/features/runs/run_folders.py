@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import NO_REPORT, NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs, run_tags
-from ddplaunch.system.files import run_folder, run_json
-from ddplaunch.system.files.run_folder import LOCK
-from ddplaunch.system.files.run_json import RunFacts
+from ddplaunch.system.files import run_folder
+from ddplaunch.system.files.run_folder import LOCK, RunFacts
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class RunFolder:
 
     def unknown(self) -> str:
         """Why nobody knows here whether a run that does not seem to go on has ended; empty if that is known."""
-        if not self.other_host or os.path.lexists(self.path / run_json.REPORT):
+        if not self.other_host or os.path.lexists(self.path / run_folder.REPORT):
             return ""
         return f"there is no report, and its launcher is not on this machine but on {self.other_host}"
 
@@ -83,13 +83,13 @@ class RunFolder:
         Raises:
             LaunchError: the launcher has left no report.
         """
-        code = run_json.integer(run_json.read(self.path / run_json.REPORT) or {}, "exit_code")
+        code = run_json.integer(run_json.read(self.path / run_folder.REPORT) or {}, "exit_code")
         if code is not None and 0 <= code <= 255:
             return code
         if problem := self.unknown():
             hint = f"There: ssh {self.other_host} ddplaunch --wait {self.run_id}."
-        elif os.path.lexists(self.path / run_json.REPORT):
-            problem, hint = "its report cannot be read", f"See {self.name}/{run_json.REPORT}."
+        elif os.path.lexists(self.path / run_folder.REPORT):
+            problem, hint = "its report cannot be read", f"See {self.name}/{run_folder.REPORT}."
         else:
             problem = "its launcher was killed before it wrote a report"
             hint = f"Its last lines: {self.name}/console.log."

@@ -1,4 +1,4 @@
-"""What a shell completes after options whose values are known only then: transports, and the ids of runs.
+"""What a shell completes after an option: the ids of runs.
 
 Runs in the process that the shell starts at a press of Tab, which parses no option. Must not raise, or print anything.
 """
@@ -13,13 +13,6 @@ from ddplaunch.protocol.environment import RUN_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def transports() -> tuple[str, ...]:
-    """The words of --transport."""
-    from ddplaunch.transport import transports as table
-
-    return table.of_hosts()
 
 
 def run_ids() -> list[str]:
@@ -47,7 +40,7 @@ def killable() -> list[str]:
 
 def runs() -> list[str]:
     """``last``, and the ids of runs with a folder in the default folder."""
-    from ddplaunch.system.files import run_folders
+    from ddplaunch.features.runs import run_folders
 
     return ["last", *run_folders.known_ids()]
 
