@@ -80,6 +80,7 @@ class Option:
         gives: value of a flag.
         variable: name of a variable of the environment that has its text if it is not given.
         only: without these it has no effect.
+        names_hosts: it names hosts, all or some: with hosts, one launcher starts all nodes.
         heading: that of the help page below which it stands; of a feature's option.
         after: in place of ``heading``: it stands below this option. One with ``of`` stands below that.
     """
@@ -105,6 +106,7 @@ class Option:
         gives: object = True,
         variable: str = "",
         only: tuple[Condition, ...] = (),
+        names_hosts: bool = False,
         heading: str = "",
         after: str = "",
     ) -> None:
@@ -128,6 +130,7 @@ class Option:
         self.gives = gives
         self.variable = variable
         self.only = only
+        self.names_hosts = names_hosts
         self.heading = heading
         self.after = of or after
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch import features
 from ddplaunch.cli import values
-from ddplaunch.cluster.hostfile import read_input
-from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE
+from ddplaunch.cluster.hostfile import read_hostfile, read_input
+from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, parse_hosts
 from ddplaunch.errors import OptionError, UsageError
 from ddplaunch.rows import HOSTS, REAL_RUN, SSH, Option, flag, parse_positive_seconds, parse_whole
 
@@ -31,9 +32,6 @@ ROWS = (
         "File with a host per line. Default: DDPLAUNCH_HOSTFILE.",
         completes="file",
     ),
-    Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host."),
-    Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these."),
-    Option("--avoid", "gpu[7-8]", "Do not use these hosts of the list, also as spares."),
     Option(
         "-x --export",
         "NAME[=VALUE]",
@@ -120,8 +118,8 @@ ROWS = (
     ),
 )
 
-HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "avoid")
-"""Options that name hosts."""
+HOST_OPTIONS = ("hosts", "hostfile", *(row.name for row in features.rows() if getattr(row, "names_hosts", False)))
+"""Options that name hosts, also of features."""
 
 _PER_NODE_OPTIONS = ("rdzv_endpoint", "master_addr", "standalone")
 """Options for one launcher per node; they contradict hosts, on which one launcher starts all nodes."""
@@ -137,29 +135,51 @@ def select_hosts(
     Raises:
         UsageError: invalid hosts, or hosts together with an endpoint, which the launcher would not use.
     """
-    given = [options[name] for name in HOST_OPTIONS]
-    has_host_options = given != [None] * len(HOST_OPTIONS)
-    if not (has_host_options or scheduler_hosts or environ.get(HOSTS_VARIABLE) or environ.get(HOSTFILE_VARIABLE)):
+    given = [f"--{name}" for name in HOST_OPTIONS if options[name] is not None]
+    if not (given or scheduler_hosts or environ.get(HOSTS_VARIABLE) or environ.get(HOSTFILE_VARIABLE)):
         return ()
     option = next((f"--{name.replace('_', '-')}" for name in _PER_NODE_OPTIONS if options[name]), "")
     if option and not options["dry_run"]:
-        if has_host_options:
+        if given:
             hint = "With hosts, the launcher assigns the endpoint; without hosts, start ddplaunch on every node."
-            given_option = next(f"--{name}" for name in HOST_OPTIONS if options[name] is not None)
-            raise UsageError(f"{given_option} and {option} exclude each other", hint, (option,))
+            raise UsageError(f"{given[0]} and {option} exclude each other", hint, (option,))
         return ()
     if options["master_port"] is not None and not options["dry_run"]:
         hint = "Every attempt has a new port on the first node; it must be open to the other nodes."
         raise UsageError("--master-port has no effect where hosts are named", hint, ("--master-port",))
-    from ddplaunch.cluster import host_filter
+    hosts = _named(options["hosts"], options["hostfile"], environ) or scheduler_hosts
+    for module in features.loaded("hosts"):
+        hosts = module.select(hosts, options)
+    return hosts
 
-    hosts, hostfile, include, exclude, avoid = given
-    selected = host_filter.resolve(environ, hosts, hostfile, include, exclude, scheduler_hosts)
-    return selected if avoid is None else host_filter.without(selected, avoid, _least(options["nnodes"]))
+
+def _named(hosts: str | None, hostfile: str | None, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """The hosts of the options, else of the environment; empty if there are none.
+
+    An option is None if it is absent. An empty one, as from an unset shell variable, is an error; an empty environment
+    variable counts as absent.
+    """
+    if hosts is not None and hostfile is not None:
+        raise UsageError("--hosts and --hostfile exclude each other", "Each names all hosts of the run.")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    if hostfile is not None:
+        return _from_file(hostfile, "--hostfile")
+    inherited, path = environ.get(HOSTS_VARIABLE), environ.get(HOSTFILE_VARIABLE)
+    if inherited and path:
+        raise UsageError(
+            f"{HOSTS_VARIABLE} and {HOSTFILE_VARIABLE} are both set; each names all hosts of the run",
+            "Unset one, or use --hosts or --hostfile: an option takes precedence over the environment.",
+        )
+    if inherited:
+        return parse_hosts(inherited, HOSTS_VARIABLE)
+    return _from_file(path, HOSTFILE_VARIABLE) if path else ()
 
 
-def _least(nnodes: str | None) -> int:
-    return 1 if nnodes is None else values.parse_nnodes(nnodes)[0]
+def _from_file(path: str, source: str) -> tuple[Host, ...]:
+    if not path:
+        raise UsageError(f"{source}: no file is named")
+    return read_hostfile(path)
 
 
 def forwarded(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
+from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
 from ddplaunch.cluster.job import ScheduledTask, SlurmJob
@@ -134,8 +135,8 @@ def _complete(
         return CompletedOptions(options, notices=_notices(text, warnings))
     if scheduler.kind == "allocation":
         return _with_hosts(scheduler, options)
-    if any(options[name] is not None for name in ("include", "exclude", "avoid")):
-        return CompletedOptions(options)  # They name no hosts: ``host_filter`` refuses them.
+    if any(options[name] is not None for name in HOST_OPTIONS):
+        return CompletedOptions(options)  # They filter hosts, and none are named: their feature refuses them.
     return _with_endpoint(scheduler, options, environ)
 
 

@@ -23,6 +23,7 @@ def config(*argv: str) -> LaunchConfig:
     return main.command.main([*argv, "x.py"], prog_name="ddplaunch", standalone_mode=False)
 
 
+@pytest.mark.features
 def test_hosts_and_how_they_are_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("gpu1 slots=2\ngpu2\ngpu3\n")
@@ -45,7 +46,7 @@ def test_a_command_reaches_the_hosts_of_an_allocation_as_a_run_does(monkeypatch:
 
 
 @pytest.mark.parametrize("place", [("--rdzv-endpoint", "a:1"), ("--master-addr", "a"), ("--standalone",)])
-@pytest.mark.parametrize("named_by", ["--hosts", "--hostfile", "--include"])
+@pytest.mark.parametrize("named_by", ["--hosts", "--hostfile", pytest.param("--include", marks=pytest.mark.features)])
 def test_hosts_and_another_place_to_meet_exclude_each_other(named_by: str, place: tuple[str, ...]):
     with pytest.raises(UsageError, match=f"{named_by} and {place[0]} exclude each other"):
         config(named_by, "a,b", *place)

@@ -6,7 +6,6 @@ needs no slots, a bare host on several lines is PBS's way to count them, and exc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from itertools import product
@@ -16,7 +15,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster.host_filter import resolve, select
 from ddplaunch.cluster.hostfile import parse_hostfile, read_hostfile
 from ddplaunch.cluster.hostlist import expand, fold
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host, display_names, parse_hosts
@@ -167,24 +165,6 @@ def test_a_hostfile_that_cannot_be_read_is_told(tmp_path: Path):
         read_hostfile("a\0b")
 
 
-# --include and --exclude.
-
-
-def chosen(question: str) -> str:
-    text, *options = question.split(" ")
-    given = dict(zip(options[::2], options[1::2], strict=True))
-    return as_written(select(parse_hosts(text), given.get("--include"), given.get("--exclude")))
-
-
-def test_deepspeeds_filters_leave_what_deepspeed_leaves():
-    golden.check_answers("host_filters", chosen)
-
-
-def test_a_filter_that_is_empty_is_told():
-    with pytest.raises(UsageError, match="--include : no host name"):
-        select(parse_hosts("gpu1"), "", None)
-
-
 # Garbage.
 
 GARBAGE = st.text(st.sampled_from("ag1209[]-,@:=#. %\t\r\n\0\x1b-$") | texts.ENCODABLE, max_size=60)
@@ -200,7 +180,6 @@ def test_garbage_is_hosts_that_are_harmless_or_an_error_that_can_be_printed(text
     for parse in (
         parse_hosts,
         lambda text: parse_hostfile(text, "nodes"),
-        lambda text: select(parse_hosts("worker-[0-1]:slots=4"), text, None),
     ):
         try:
             hosts += parse(text)
@@ -210,12 +189,6 @@ def test_garbage_is_hosts_that_are_harmless_or_an_error_that_can_be_printed(text
     for host in hosts:
         assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|[0-9a-fA-F:][0-9a-fA-F:.]*(%[\w.-]+)?", host.name, re.ASCII)
         assert host.user is None or re.fullmatch(r"[A-Za-z0-9_.+][A-Za-z0-9_.+-]*", host.user)
-
-
-@given(GARBAGE, st.none() | GARBAGE)
-def test_garbage_in_the_environment_is_an_error_too(hosts: str, exclude: str | None):
-    with contextlib.suppress(UsageError):
-        resolve({"DDPLAUNCH_HOSTS": hosts}, None, None, None, exclude)
 
 
 def test_two_ports_of_one_machine_have_two_display_names():

@@ -1,6 +1,6 @@
-"""Selects the hosts of a run: from options, environment or scheduler, filtered by --include and --exclude.
+"""Filters the named hosts of a run by --include, --exclude and --avoid.
 
-Runs in the launcher; reads only the hostfile. An empty selection is an error: must not fall back to this machine.
+Runs in the launcher. Pure. An empty selection is an error: must not fall back to this machine.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cluster.hostfile import read_hostfile
+from ddplaunch.cli.values import parse_nnodes
 from ddplaunch.cluster.hostlist import NAME, expand, fold
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host, matching, parse_hosts
 from ddplaunch.errors import UsageError
@@ -26,61 +26,27 @@ _DEVICE = rf"(?![0-9]{{4}}){DEVICE_ID}"
 _MAX_COMPARED = 2000
 
 
-def resolve(
-    environ: Mapping[str, str],
-    hosts_option: str | None,
-    hostfile_option: str | None,
-    include: str | None = None,
-    exclude: str | None = None,
-    scheduler_hosts: tuple[Host, ...] = (),
-) -> tuple[Host, ...]:
-    """The hosts of the options, else of the environment, else of the scheduler; empty if there are none.
-
-    An option is None if it is absent. An empty option, as from an unset shell variable, is an error; an empty
-    environment variable counts as absent.
-
-    Raises:
-        UsageError: an invalid option, or a hostfile that cannot be read.
-    """
-    if hosts_option is None and hostfile_option is None:
-        hosts = _from_environment(environ) or scheduler_hosts
-    elif hostfile_option is None:
-        hosts = parse_hosts(hosts_option or "")
-    elif hosts_option is None:
-        hosts = _from_file(hostfile_option, "--hostfile")
-    else:
-        raise UsageError("--hosts and --hostfile exclude each other", "Each names all hosts of the run.")
-    if not hosts and (include, exclude) != (None, None):
-        option = "--exclude" if include is None else "--include"
-        raise UsageError(f"{option}: no hosts are named to choose from", _HOW_TO_NAME_HOSTS)
-    return select(hosts, include, exclude)
-
-
 _HOW_TO_NAME_HOSTS = (
     "Name hosts with --hosts 'gpu1,gpu[2-4]' or --hostfile FILE, "
     f"or in the environment with {HOSTS_VARIABLE} or {HOSTFILE_VARIABLE}. On this machine --gpus chooses."
 )
 
 
-def _from_environment(environ: Mapping[str, str]) -> tuple[Host, ...]:
-    hosts, path = environ.get(HOSTS_VARIABLE), environ.get(HOSTFILE_VARIABLE)
-    if hosts and path:
-        raise UsageError(
-            f"{HOSTS_VARIABLE} and {HOSTFILE_VARIABLE} are both set; each names all hosts of the run",
-            "Unset one, or use --hosts or --hostfile: an option takes precedence over the environment.",
-        )
-    if hosts:
-        return parse_hosts(hosts, HOSTS_VARIABLE)
-    return _from_file(path, HOSTFILE_VARIABLE) if path else ()
+def select(hosts: tuple[Host, ...], options: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Those of ``hosts`` that the options leave. An empty option, as from an unset shell variable, is an error.
+
+    Raises:
+        UsageError: an invalid option, or one without hosts to choose from; too few hosts are left.
+    """
+    include, exclude, avoid, nnodes = (options[name] for name in ("include", "exclude", "avoid", "nnodes"))
+    if not hosts and (include, exclude) != (None, None):
+        option = "--exclude" if include is None else "--include"
+        raise UsageError(f"{option}: no hosts are named to choose from", _HOW_TO_NAME_HOSTS)
+    selected = filtered(hosts, include, exclude)
+    return selected if avoid is None else _without(selected, avoid, 1 if nnodes is None else parse_nnodes(nnodes)[0])
 
 
-def _from_file(path: str, source: str) -> tuple[Host, ...]:
-    if not path:
-        raise UsageError(f"{source}: no file is named")
-    return read_hostfile(path)
-
-
-def select(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Host, ...]:
+def filtered(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Host, ...]:
     """Filter hosts and devices by DeepSpeed's ``--include`` or ``--exclude``: ``HOST[:DEVICE,...][@HOST...]``.
 
     HOST may have ranges. The hosts keep their order, their devices are sorted, and slots, if set, become the number of
@@ -105,7 +71,7 @@ def select(hosts: Sequence[Host], include: str | None, exclude: str | None) -> t
     return tuple(host for host in selected if host)
 
 
-def without(hosts: Sequence[Host], avoid: str, least: int) -> tuple[Host, ...]:
+def _without(hosts: Sequence[Host], avoid: str, least: int) -> tuple[Host, ...]:
     """``hosts`` without those in the list ``avoid``, which is written as ``--hosts``; it may name other hosts too.
 
     Raises:
