@@ -8,16 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
 from ddplaunch.cli import host_options, rendezvous_options, values
-from ddplaunch.config import LaunchConfig, NumaBinding
+from ddplaunch.config import LaunchConfig
 from ddplaunch.rows import (
     COMING_BACK,
     EXISTING_RUNS,
     LOGS,
-    REAL_RUN,
     Option,
     flag,
     parse_positive_seconds,
@@ -127,14 +126,6 @@ _OWN: dict[str, tuple[Option, ...]] = {
             "Each worker sees one GPU, with LOCAL_RANK=0.",
             pet=True,
             sets="workers.virtual_local_rank",
-        ),
-        Option(
-            "--numa-binding",
-            "HOW",
-            "Bind workers to CPUs near their GPU: node, socket, exclusive or core-complex. Default: no binding.",
-            choices=get_args(NumaBinding),
-            sets="workers.numa_binding",
-            only=(REAL_RUN,),
         ),
     ),
     "Restarts and stopping": (

@@ -35,6 +35,7 @@ class Feature(NamedTuple):
     sent AgentEnded.
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
     ``hosts``: ``select(hosts, options)`` returns those of the named hosts that a run or a command uses.
+    ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs of a node's workers for ``numa_binding``.
     ``schedulers``: ``ROWS`` are schedulers that may have started ddplaunch, see ``cluster.schedulers``.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
@@ -75,6 +76,7 @@ FEATURES = (
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher",), needs=("runs",)),
     Feature("host_filter", ("hosts",)),
+    Feature("numa", ("cpus",)),
     Feature("other_schedulers", ("schedulers",)),
     Feature("name_servers", ("agent",)),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),

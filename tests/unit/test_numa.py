@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplaunch.system.numa import cpus_for
+from ddplaunch.features.numa.cpus import cpus_for
 from ddplaunch.text import fold_ints
 from tests.support import golden
 

@@ -18,7 +18,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
 from ddplaunch.protocol.specs import ForkserverSpec, ProcessSpec
-from ddplaunch.system import devices, numa
+from ddplaunch.system import devices
 from ddplaunch.system.files import script_file
 from ddplaunch.system.files.script_file import working_folder
 
@@ -167,16 +167,8 @@ def _workers_on_shared_cpus(spec: AgentSpec) -> int:
 
 
 def _bind_cpus(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
-    if spec.workers.numa_binding is None or spec.dry_run:
-        return None
-    per_worker = max(1, spec.workers.gpus_per_proc)
-    if not visible or nproc * per_worker > len(visible):
-        raise ValueError(
-            f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
-        )
-    addresses = tuple(devices.pci_address(visible[i * per_worker]) for i in range(nproc))
-    allowed = frozenset(os.sched_getaffinity(0))
-    return tuple(numa.cpus_for(spec.workers.numa_binding, i, addresses, allowed) for i in range(nproc))
+    modules = features.loaded("cpus") if spec.workers.numa_binding and not spec.dry_run else ()
+    return next((module.of_workers(spec, visible, nproc) for module in modules), None)
 
 
 # One worker.

@@ -7,14 +7,35 @@ a physical core, "CPU" a hardware thread.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ddplaunch.system import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.config import NumaBinding
+    from ddplaunch.protocol.specs import AgentSpec
+
+
+def of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...]:
+    """The CPUs of each worker of this node, by local rank; ``visible`` are the devices that the workers use.
+
+    Raises:
+        ValueError: a worker has no GPU, or its CPUs cannot be found.
+    """
+    assert spec.workers.numa_binding
+    per_worker = max(1, spec.workers.gpus_per_proc)
+    if not visible or nproc * per_worker > len(visible):
+        raise ValueError(
+            f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
+        )
+    addresses = tuple(devices.pci_address(visible[i * per_worker]) for i in range(nproc))
+    allowed = frozenset(os.sched_getaffinity(0))
+    return tuple(cpus_for(spec.workers.numa_binding, i, addresses, allowed) for i in range(nproc))
 
 
 def cpus_for(
