@@ -87,7 +87,9 @@ class Agent:
         self._is_refused = False
         self._helper_pids: dict[int, int] = {}
         self._last_start_at = 0.0
-        # Reasons why the attempt, the run or this node must end. Event handlers set them, conditions of ``_wait`` read.
+        # Why this node stops its workers; event handlers set these, conditions of ``_wait`` read them.
+        # _failure: the attempt has failed, besides by a worker's exit. _rendezvous.stop_reason: other nodes end it.
+        # _stop_order: the run ends, for the launcher's order; or for _own_stop_reason, which only this node knows.
         self._failure: AttemptFailure | None = None
         self._stop_order: StopWorkers | None = None
         self._own_stop_reason: str | None = None

@@ -205,7 +205,9 @@ class Inbox:
 
     def _read_all(self) -> None:
         try:
-            while (received := wire.read_record(self._stream, TO_AGENT, _of_features)) is not None:
+            while (
+                received := wire.read_record(self._stream, TO_AGENT, lambda: features.records("TO_AGENT"))
+            ) is not None:
                 record = received[0]
                 if isinstance(record, Ping):
                     self._reset_timer(record.lost_after_s)
@@ -233,7 +235,3 @@ class Inbox:
     def _close(self) -> None:
         self.is_closed.set()
         self._mailbox.post(LauncherLost())
-
-
-def _of_features() -> tuple[type, ...]:
-    return features.records("TO_AGENT")

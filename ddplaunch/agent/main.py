@@ -87,12 +87,11 @@ def _post_signals(mailbox: Mailbox[object]) -> None:
 def _execute(
     stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], after_end: list[Callable[[], None]], warm: Forked | None
 ) -> tuple[int, ...] | None:
-    """Execute the launcher's first record. Returns the pids that SIGKILL has not ended.
+    """Execute the launcher's first record. ``after_end`` gets what must follow AgentEnded.
 
-    ``after_end`` gets what must follow AgentEnded.
-
-    Returns None if the launcher is lost: a launcher that still runs counts this node as lost, so AgentEnded must not
-    follow.
+    Returns:
+        The pids that SIGKILL has not ended, for AgentEnded. None if that must not follow: the launcher is lost, and one
+        that still runs counts this node as lost.
     """
     agent: Agent | None = None
     host = "this node"

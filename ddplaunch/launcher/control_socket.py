@@ -129,7 +129,7 @@ class ControlSocket:
 
     def _answer(self, line: bytes) -> object:
         try:
-            request = wire.decode(line, TO_LAUNCHER, _of_features)
+            request = wire.decode(line, TO_LAUNCHER, lambda: features.records("TO_LAUNCHER"))
         except wire.ProtocolError:
             return RequestRefused("not a request that this version knows")
         answers: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -143,10 +143,6 @@ class ControlSocket:
             return RequestRefused(f"the launcher has not answered for {ANSWER_S:g} s")
         finally:
             self._waiting.discard(answers)
-
-
-def _of_features() -> tuple[type, ...]:
-    return features.records("TO_LAUNCHER")
 
 
 def _read_line(client: socket.socket) -> bytes:

@@ -27,6 +27,10 @@ TEXT_FD = 3
 MAX_TEXT_BYTES = 16 << 20
 """Limit of that text: one record has it (see ``wire.MAX_LINE_BYTES``)."""
 
+MAX_MESSAGE_CHARS = 20_000
+MAX_TRACEBACK_CHARS = 200_000
+"""Limits of an exception in a worker's error file, for who writes it and for who reads it."""
+
 DROP_FIRST_PATH = "import os, sys; del sys.path[: not getattr(sys.flags, 'safe_path', False)]"
 """Text that removes the folder that ``python -c`` and ``python -m`` put first; with PYTHONSAFEPATH there is none."""
 

@@ -372,9 +372,9 @@ class OfRanks:
 
 
 def of_host(host: str, record: Any) -> Any:
-    """``record`` of a node on ``host``, which names no other host as its own. What names none is returned as it is.
+    """``record`` with each ``host`` in it set to that of the node that sent it: a node cannot speak for another.
 
-    A record with a ``host`` is replaced, or the records in its fields that have one. ``AttemptResult.cause`` stays: the
+    What names none is returned as it is. ``AttemptResult.cause`` stays: the
     first failure of a job may be on another node. A ReportOfNode is of another node, and the coordinator knows whose.
     """
     if isinstance(record, ReportOfNode):

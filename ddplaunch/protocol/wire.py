@@ -82,8 +82,9 @@ def _no_types() -> tuple[type, ...]:
     return ()
 
 
-def decode(line: bytes, allowed: tuple[type, ...], rare: Callable[[], tuple[type, ...]] = _no_types) -> Any:
-    """The record in ``line``. ``rare`` returns more types that are allowed: it is called only for other records.
+def decode(line: bytes, allowed: tuple[type, ...], late: Callable[[], tuple[type, ...]] = _no_types) -> Any:
+    """The record in ``line``. ``late`` returns more types that are allowed, and may import them: it is called only
+    for a record that is none of ``allowed``.
 
     Raises:
         ProtocolError: not JSON, not one of ``allowed``, or a field missing, unknown, of another type or outside of its
@@ -92,7 +93,7 @@ def decode(line: bytes, allowed: tuple[type, ...], rare: Callable[[], tuple[type
     try:
         body = json.loads(line)
         name = body.pop("record")
-        return _build(_by_name(allowed).get(name) or _by_name(rare())[name], body)
+        return _build(_by_name(allowed).get(name) or _by_name(late())[name], body)
     except ProtocolError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -127,7 +128,7 @@ def salvage(record_type: type[T], body: object) -> T | None:
 def read_record(
     stream: BinaryIO,
     allowed: tuple[type, ...],
-    rare: Callable[[], tuple[type, ...]] = _no_types,
+    late: Callable[[], tuple[type, ...]] = _no_types,
     decoding: Callable[[int], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> tuple[Any, bytes] | None:
     """Block for the next record and its bytes, if it has some; None at the end of the stream. Types as in ``decode``.
@@ -145,7 +146,7 @@ def read_record(
         kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
         raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
     with decoding(len(line)):
-        record = decode(line, allowed, rare)
+        record = decode(line, allowed, late)
     return record, _payload(stream, record.nbytes) if isinstance(record, Chunk) else b""
 
 

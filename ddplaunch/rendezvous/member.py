@@ -131,7 +131,6 @@ class Member:
         self._send_to_agent = send_to_agent
         self._prefix = key_prefix(spec)
         self._lost_key, self._beat_key = partial(lost_key, spec), partial(beat_key, spec)
-        self._inbox_count_key, self._inbox_count = f"{self._prefix}/in/count", 0
         self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
         self._is_over = False
         self._coordinator: Coordinator | None = None
@@ -146,17 +145,30 @@ class Member:
                 settings.departing,
                 settings.spares,
             )
-        self._last_call = NEVER
-        self._heartbeats: dict[int, tuple[int, float]] = {}
-        self._joined_times_s: dict[int, float] = {}
         self._token = settings.token
         self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
-        self._iterations = 0
-        self._awaited, self._gap = 1, (0, 0.0)
-        self._rejected_count = self._reported_count = 0
         self._reports_turned_away = settings.is_server and not spec.launcher_assigns_rendezvous
+        self._iterations = 0
+        """Of the main loop: ``_watch_main_loop`` sees whether it goes on."""
+        self._rejected_count = self._reported_count = 0
+        """Records without a valid signature, and how many of them the agent knows of."""
+
+        # Of the coordinator.
+        self._last_call = NEVER
+        """Until when nodes that are not needed may join the round."""
+        self._heartbeats: dict[int, tuple[int, float]] = {}
+        """By node: its last counter, and when that was new."""
+        self._joined_times_s: dict[int, float] = {}
+        """By node: when its last NodeJoined had arrived, by the wall clock."""
         self._sent_counts: Counter[int] = Counter()
+        """By node: number of records in its outbox."""
         self._last_waiting_nodes: list[Outgoing] = []
+        self._inbox_count_key = f"{self._prefix}/in/count"
+        """The key with the highest number of the inbox that a node has taken."""
+        self._inbox_count = 0
+        """That number when a stranger's record, or a gap, was found: those up to it are not waited for."""
+        self._awaited, self._gap = 1, (0, 0.0)
+        """Number of the inbox that is read next; and the number that is missing, with the time since when it is."""
 
     def run(self) -> None:
         """Pass records and send heartbeats until the agent closes its channel or the rendezvous store is lost."""

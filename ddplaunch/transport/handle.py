@@ -105,7 +105,7 @@ class AgentHandle(abc.ABC):
             was killed.
         """
         try:
-            while (received := wire.read_record(stream, self.accepted, _rare_records, self._decoding)) is not None:
+            while (received := wire.read_record(stream, self.accepted, _late_types, self._decoding)) is not None:
                 self._deliver(*received)
         except wire.CutOff:
             return False
@@ -306,6 +306,6 @@ def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
     return run_tag if len(hosts) == 1 else f"{run_tag}.{index}"
 
 
-def _rare_records() -> tuple[type, ...]:
+def _late_types() -> tuple[type, ...]:
     """What features send, and agents without workers: a short run does not load it."""
     return *features.records("FROM_AGENT"), *features.records("FROM_AGENT", "queries")

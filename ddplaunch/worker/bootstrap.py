@@ -22,16 +22,13 @@ from functools import partial
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from ddplaunch.protocol.agent_entry import TEXT_FD, is_own_module
+from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, TEXT_FD, is_own_module
 from ddplaunch.system import linux
 from ddplaunch.system.files import kept_files
 from ddplaunch.worker import parts
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-MAX_MESSAGE_CHARS = 20_000
-MAX_TRACEBACK_CHARS = 200_000
 
 OUTERMOST = """\
 with finished, caught:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
-from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, PACKAGE_ROOT
 from ddplaunch.protocol.results import WorkerError
 from ddplaunch.system.files import kept_files
 
@@ -45,8 +45,6 @@ _OWN_FRAMES = re.compile(
 )
 
 _MAX_FILE_BYTES = 4 << 20
-_MAX_MESSAGE_CHARS = 20_000
-_MAX_TRACEBACK_CHARS = 200_000
 
 
 # Limits of one record.
@@ -135,16 +133,16 @@ def _parse_error(text: bytes, time_s: float) -> WorkerError:
     except (ValueError, TypeError, KeyError, RecursionError):
         return WorkerError("(its error file cannot be parsed)", "", time_s)
     if isinstance(message, str):
-        return WorkerError(message[:_MAX_MESSAGE_CHARS], "", time_s)
+        return WorkerError(message[:MAX_MESSAGE_CHARS], "", time_s)
     if not isinstance(message, dict):
         return WorkerError("(its error file cannot be parsed)", "", time_s)
-    headline = str(message.get("message", ""))[:_MAX_MESSAGE_CHARS]
+    headline = str(message.get("message", ""))[:MAX_MESSAGE_CHARS]
     return WorkerError(headline, _callstack(message.get("extraInfo")), time_s)
 
 
 def _callstack(extra: Any) -> str:
     # The end of a traceback names the exception.
-    return str(extra.get("py_callstack", ""))[-_MAX_TRACEBACK_CHARS:] if isinstance(extra, dict) else ""
+    return str(extra.get("py_callstack", ""))[-MAX_TRACEBACK_CHARS:] if isinstance(extra, dict) else ""
 
 
 # The request of the script.
