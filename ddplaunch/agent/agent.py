@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent import parts, this_node
 from ddplaunch.agent.launcher_channel import LauncherLost
 from ddplaunch.agent.parts import NodeServices
-from ddplaunch.agent.rendezvous import AgentCallbacks
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.exit_details import (
     AttemptFailure,
@@ -56,13 +55,12 @@ if TYPE_CHECKING:
     from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.mailbox import Mailbox
-    from ddplaunch.protocol.launcher_agent import Report
 
 _DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
 
 
-class Agent:
-    """A node's part in one run. Main thread only."""
+class Agent(NodeServices):
+    """A node's part in one run, as far as its rendezvous and its parts do not know it. Main thread only."""
 
     def __init__(self, spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object], warm: Forked | None = None) -> None:
         """Choose devices and how workers start; no process runs yet, except for the forkserver ``warm``.
@@ -70,19 +68,18 @@ class Agent:
         Raises:
             LaunchError: the workers cannot run on this node with these settings.
         """
-        self._spec = spec
-        self._outbox, self._mailbox = outbox, mailbox
+        self.spec = self._spec = spec  # The second will have what the nodes agree on.
+        self.outbox, self._mailbox, self.post = outbox, mailbox, mailbox.post
         # First: a driver that does not answer delays both this and the placement, at the same time.
-        begun = parts.begin(spec, mailbox.post)
+        self.begun = parts.begin(spec, mailbox.post)
         plan = start_method.choose(spec, os.environ, script_file.is_plain)
-        self._placement = start_plan.place_workers(spec, os.environ)
-        size = self._placement.local_world_size
-        open_files = limits.raise_limit_for_workers(spec.host, size)
-        send, post, env = outbox.send, mailbox.post, self._placement.shared_environ
-        self._forkserver = ForkserverClient(spec, plan, env, open_files, post, send, self._fail, warm)
-        self._rendezvous = self._choose_rendezvous(size)
-        watched_here = spec.rendezvous is None  # By this agent's launcher.
-        report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.send_report
+        self.placement = start_plan.place_workers(spec, os.environ)
+        open_files = limits.raise_limit_for_workers(spec.host, self.placement.local_world_size)
+        env = self.placement.shared_environ
+        self.forkserver = ForkserverClient(spec, plan, env, open_files, self.post, outbox.send, self.fail, warm)
+        self.rendezvous = self._choose_rendezvous()
+        is_watched_here = spec.rendezvous is None  # By this agent's launcher.
+        self.report = outbox.send if is_watched_here else self.rendezvous.send_report
         self._group: WorkerGroup | None = None
         self._is_refused = False
         self._helper_pids: dict[int, int] = {}
@@ -95,37 +92,21 @@ class Agent:
         self._own_stop_reason: str | None = None
         self._kill_deadline = NEVER
         self._unkillable_pids: tuple[int, ...] = ()
-        self._worker_socket = LocalServer(
+        self.worker_socket = LocalServer(
             "worker socket", lambda connection: any(part.on_connection(connection) for part in self._parts)
         )
-        self._parts = parts.load(
-            NodeServices(
-                spec=spec,
-                placement=self._placement,
-                forkserver=self._forkserver,
-                rendezvous=self._rendezvous,
-                worker_socket=self._worker_socket,
-                begun=begun,
-                outbox=outbox,
-                post=mailbox.post,
-                report=report,
-                wait=self._wait,
-                is_stopping=self._is_stopping,
-                fail=self._fail,
-            )
-        )
+        self._parts = parts.load(self)
 
-    def _choose_rendezvous(self, local_world_size: int) -> Rendezvous:
+    def _choose_rendezvous(self) -> Rendezvous:
         """A single node starts faster without the modules of several."""
-        spec, post = self._spec, self._mailbox.post
-        if not spec.has_peers:
+        size = self.placement.local_world_size
+        if not self.spec.has_peers:
             from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 
-            return SingleNodeRendezvous(spec, local_world_size, self._is_stopping)
+            return SingleNodeRendezvous(self.spec, size, self.is_stopping)
         from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 
-        callbacks = AgentCallbacks(self._wait, self._is_stopping, self._start_member, self._outbox.send, post)
-        return MultiNodeRendezvous(spec, local_world_size, callbacks)
+        return MultiNodeRendezvous(self, size)
 
     def run(self) -> tuple[int, ...]:
         """Run attempts until the run ends. Returns the pids that SIGKILL has not ended.
@@ -133,26 +114,26 @@ class Agent:
         Raises:
             LaunchError: the run cannot continue.
         """
-        self._outbox.send(AgentReady(self._placement.local_world_size))
-        self._forkserver.ensure_forkserver()  # The forkserver imports torch while the nodes join.
-        self._outbox.send(this_node.details(self._spec))
+        self.outbox.send(AgentReady(self.placement.local_world_size))
+        self.forkserver.ensure_forkserver()  # The forkserver imports torch while the nodes join.
+        self.outbox.send(this_node.details(self._spec))
         if not all(part.may_take_part() for part in self._parts):
             self._is_refused = True
-            self._wait(self._is_stopping)  # The launcher replaces this node, or ends the run.
+            self.wait(self.is_stopping)  # The launcher replaces this node, or ends the run.
             return self.close()
-        while (opened := self._rendezvous.next_round()) is not None:
-            self._spec = self._rendezvous.complete(self._spec)
+        while (opened := self.rendezvous.next_round()) is not None:
+            self._spec = self.rendezvous.complete(self._spec)
             ended = self._run_attempt(*opened)
             evidence = tuple(chain.from_iterable(part.evidence(ended.exits) for part in self._parts))
-            result = self._rendezvous.finish_round(ended, has_unkillable=bool(self._unkillable_pids))
-            self._outbox.drain(_DRAIN_S, lambda: self._wait(lambda: False, 0.0))
-            self._outbox.send(AttemptEnded(result, evidence))
+            result = self.rendezvous.finish_round(ended, has_unkillable=bool(self._unkillable_pids))
+            self.outbox.drain(_DRAIN_S, lambda: self.wait(lambda: False, 0.0))
+            self.outbox.send(AttemptEnded(result, evidence))
             if not result.attempt_follows:
                 return self.close()
             for part in self._parts:
                 part.before_next_attempt()
         if self._own_stop_reason is not None:
-            self._outbox.send(Notice(self._own_stop_reason, -1))
+            self.outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
 
     def on_run_ended(self) -> None:
@@ -166,9 +147,9 @@ class Agent:
             self._kill_workers(self._group)
         unkillable: list[int] = []
         with contextlib.ExitStack() as stack:  # An error of one keeps no other from its end.
-            stack.callback(lambda: unkillable.extend(self._forkserver.close()))
+            stack.callback(lambda: unkillable.extend(self.forkserver.close()))
             of_parts = (part.close for part in reversed(self._parts))
-            for close in (self._rendezvous.close, self._worker_socket.close, *of_parts):
+            for close in (self.rendezvous.close, self.worker_socket.close, *of_parts):
                 stack.callback(close)
         return tuple(unkillable)
 
@@ -176,27 +157,27 @@ class Agent:
 
     def _run_attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
         started_at, oom_counters, self._failure = time.monotonic(), OomCounters.read(), None
-        self._group = group = WorkerGroup(self._spec, round_, self._outbox)
+        self._group = group = WorkerGroup(self._spec, round_, self.outbox)
         for part in self._parts:
             part.on_attempt(group, round_)
         with listener or contextlib.nullcontext():
             self._start_workers(group, round_, listener)
         for part in self._parts:
             part.on_started()
-        self._wait(lambda: group.all_ended or group.any_failed or self._must_stop())
+        self.wait(lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
-            self._rendezvous.report_failure()
+            self.rendezvous.report_failure()
         for part in self._parts:
             part.before_stop(self._failure)
         self._stop_workers(group)
         self._sweep(group)
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
-        exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._is_stopping())
+        exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self.is_stopping())
         for part in self._parts:
             exits = part.on_attempt_ended(exits)
         exits = shorten(exits)
         failure = final_failure(self._failure, self._unkillable_pids, self._spec.host, out_of_memory)
-        was_stopped = self._is_stopping() or self._rendezvous.stop_reason is not None
+        was_stopped = self.is_stopping() or self.rendezvous.stop_reason is not None
         return AttemptResult(
             attempt=round_.attempt,
             outcome=outcome(failure, exits, was_stopped=was_stopped),
@@ -208,15 +189,15 @@ class Agent:
             world_size=round_.world_size,
         )
 
-    def _fail(self, failure: AttemptFailure) -> None:
+    def fail(self, failure: AttemptFailure) -> None:
         """The attempt fails. What follows the first failure may be its consequence."""
         self._failure = self._failure or failure
 
-    def _is_stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         return self._stop_order is not None
 
     def _must_stop(self) -> bool:
-        return bool(self._stop_order or self._failure or self._rendezvous.stop_reason is not None)
+        return bool(self._stop_order or self._failure or self.rendezvous.stop_reason is not None)
 
     def _must_stop_other_nodes(self, group: WorkerGroup) -> bool:
         """Whether this node has failed or was stopped alone; a launcher of all nodes stops the others, too."""
@@ -228,43 +209,43 @@ class Agent:
     def _start_workers(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
         """Start the store and all workers. Returns once all workers run, or once the attempt must end."""
         self._await_forkserver()
-        environ = dict(self._rendezvous.worker_environ)
+        environ = dict(self.rendezvous.worker_environ)
         for part in self._parts:
             environ.update(part.worker_environ())
         if self._must_stop():
             return
         if listener is not None and round_.has_store:
-            self._forkserver.start_store(round_.attempt, listener, group.attempt_dir)
+            self.forkserver.start_store(round_.attempt, listener, group.attempt_dir)
         for worker in group.workers:
-            plan = self._forkserver.plan
+            plan = self.forkserver.plan
             texts = self._texts_for(worker) if plan.bootstrap else {}
-            spec = start_plan.worker_spec(self._spec, plan, self._placement, round_, worker, environ, texts)
-            self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
+            spec = start_plan.worker_spec(self._spec, plan, self.placement, round_, worker, environ, texts)
+            self.forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
-        all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
-        if not self._wait(all_started, lambda: self._last_start_at + _START_S):
+        all_started = lambda: not self.forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
+        if not self.wait(all_started, lambda: self._last_start_at + _START_S):
             text = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
-            self._fail(AttemptFailure(text))
-        elif not self._forkserver.is_starting and not self._failure:
-            group.report_started(self._forkserver.import_s)
+            self.fail(AttemptFailure(text))
+        elif not self.forkserver.is_starting and not self._failure:
+            group.report_started(self.forkserver.import_s)
 
     def _texts_for(self, worker: Worker) -> dict[str, str]:
         return {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
 
     def _await_forkserver(self) -> None:
-        self._forkserver.ensure_forkserver()
-        is_ready = lambda: self._forkserver.is_ready or self._must_stop()  # noqa: E731
-        if not self._wait(is_ready, time.monotonic() + _SLOW_IMPORT_S):
-            self._outbox.send(Notice(f"importing torch on {self._spec.host} takes long (slow file system?)"))
-            self._wait(is_ready)
+        self.forkserver.ensure_forkserver()
+        is_ready = lambda: self.forkserver.is_ready or self._must_stop()  # noqa: E731
+        if not self.wait(is_ready, time.monotonic() + _SLOW_IMPORT_S):
+            self.outbox.send(Notice(f"importing torch on {self._spec.host} takes long (slow file system?)"))
+            self.wait(is_ready)
 
-    def _start_member(self, fds: list[int]) -> None:
+    def start_member(self, fds: list[int]) -> None:
         """Start this node's member of the rendezvous, after killing an earlier one."""
         self._kill_helper(MEMBER)
         self._await_forkserver()
-        self._forkserver.start(ProcessSpec(tag="member", how="member"), fds, MEMBER)
+        self.forkserver.start(ProcessSpec(tag="member", how="member"), fds, MEMBER)
         # Until the member's pid is known, a sweep would kill the member.
-        self._wait(lambda: not self._forkserver.is_starting or self._is_stopping())
+        self.wait(lambda: not self.forkserver.is_starting or self.is_stopping())
 
     # Stopping.
 
@@ -273,12 +254,12 @@ class Agent:
 
         On return all workers are reaped, except any in uninterruptible sleep.
         """
-        if not self._wait(lambda: not self._forkserver.is_starting, time.monotonic() + processes.UNKILLABLE_AFTER_S):
-            self._forkserver.close_forkserver()  # The forkserver hangs; the sweep kills workers that it has started.
+        if not self.wait(lambda: not self.forkserver.is_starting, time.monotonic() + processes.UNKILLABLE_AFTER_S):
+            self.forkserver.close_forkserver()  # The forkserver hangs; the sweep kills workers that it has started.
         if not group.all_ended:
             self._kill_deadline = min(self._kill_deadline, time.monotonic() + self._spec.timeouts.shutdown_timeout_s)
             group.stop(self._stop_order.signum if self._stop_order else signal.SIGTERM)
-            self._wait(lambda: group.all_ended, lambda: self._kill_deadline)
+            self.wait(lambda: group.all_ended, lambda: self._kill_deadline)
         if not group.all_ended:
             self._kill_workers(group)
         self._kill_helper(STORE)
@@ -287,12 +268,12 @@ class Agent:
 
     def _kill_workers(self, group: WorkerGroup) -> None:
         group.kill()
-        self._wait(lambda: group.all_ended, time.monotonic() + processes.UNKILLABLE_AFTER_S)
+        self.wait(lambda: group.all_ended, time.monotonic() + processes.UNKILLABLE_AFTER_S)
 
     def _kill_helper(self, helper: int) -> None:
         if helper in self._helper_pids:
             processes.signal_process(self._helper_pids[helper], signal.SIGKILL)
-            self._wait(lambda: helper not in self._helper_pids, time.monotonic() + processes.UNKILLABLE_AFTER_S)
+            self.wait(lambda: helper not in self._helper_pids, time.monotonic() + processes.UNKILLABLE_AFTER_S)
 
     def _sweep(self, group: WorkerGroup) -> None:
         """Kill all remaining children and descendants of the workers."""
@@ -300,11 +281,11 @@ class Agent:
         unkillable = tuple(group.pids_by_local_rank().values())
         of_parts = chain.from_iterable(part.pids for part in self._parts)
         excluded = frozenset((*unkillable, *self._helper_pids.values(), *of_parts))
-        self._unkillable_pids = (*unkillable, *self._forkserver.sweep(excluded))
+        self._unkillable_pids = (*unkillable, *self.forkserver.sweep(excluded))
 
     # Events.
 
-    def _wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = NEVER) -> bool:
+    def wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = NEVER) -> bool:
         """Handle events until ``done()``; False if ``deadline`` comes first.
 
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
@@ -325,7 +306,7 @@ class Agent:
             case ProcessStarted():
                 self._on_started(event)
             case _ if isinstance(event, ForkserverEvent):
-                self._forkserver.handle_event(event)
+                self.forkserver.handle_event(event)
             case StopWorkers():
                 self._on_stop(event)
             case LauncherLost():
@@ -333,22 +314,22 @@ class Agent:
             case SignalReceived(signum=signum):
                 self._on_signal(signum)
             case Ping(time_s=time_s):
-                self._outbox.send(Pong(time_s, time.time()))
+                self.outbox.send(Pong(time_s, time.time()))
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
             case _ if callable(event):  # See ``NodeServices.post``.
                 event()
             case _ if not any(part.on_event(event) for part in self._parts):
-                self._rendezvous.handle_event(event)
+                self.rendezvous.handle_event(event)
 
     def _on_started(self, event: ProcessStarted) -> None:
         self._last_start_at = time.monotonic()
-        local_rank = self._forkserver.on_started(event)
+        local_rank = self.forkserver.on_started(event)
         if local_rank is None:  # The forkserver was closed meanwhile; the sweep kills the process.
             return
         if not event.pid:
             text = f"{self._spec.host} cannot start another process: {event.error} ({limits.PROCESS_LIMITS_HINT})"
-            self._fail(AttemptFailure(text))
+            self.fail(AttemptFailure(text))
         elif local_rank < 0:
             self._helper_pids[local_rank] = event.pid
             on_exited = functools.partial(self._on_helper_exited, local_rank)
@@ -365,21 +346,21 @@ class Agent:
     def _on_helper_exited(self, helper: int) -> None:
         returncode = processes.reap(self._helper_pids.pop(helper))
         if helper == STORE and self._needs_store():  # The channel reports a member's end.
-            self._fail(self._forkserver.store_failure(returncode))
+            self.fail(self.forkserver.store_failure(returncode))
 
     def _needs_store(self) -> bool:
         group = self._group
         if group is None or group.any_failed or self._must_stop():
             return False
-        return self._forkserver.is_starting or not group.all_ended
+        return self.forkserver.is_starting or not group.all_ended
 
     def _on_launcher_lost(self) -> None:
         self._own_stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"
-        self._rendezvous.on_launcher_lost()
+        self.rendezvous.on_launcher_lost()
         self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_signal(self, signum: int) -> None:
-        self._outbox.send(AgentSignalled(signum))
+        self.outbox.send(AgentSignalled(signum))
         if signum in (signal.SIGUSR1, signal.SIGUSR2):  # The launcher sends them to all workers.
             return
         name = first_failure.describe(-signum)
@@ -394,7 +375,7 @@ class Agent:
         is_examined_first = not is_urgent and any(part.delays_stop for part in self._parts)
         if self._group:
             self._group.on_stop_ordered()
-        if self._group and not self._forkserver.is_starting and not is_examined_first:
+        if self._group and not self.forkserver.is_starting and not is_examined_first:
             if earlier and is_urgent:  # Its signal may have been held back for the examination.
                 self._group.stop(earlier.signum)
             self._group.stop(order.signum)

@@ -6,7 +6,7 @@ Runs in the agent, in its main thread. ``Agent`` calls each method of all parts,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
 from ddplaunch.mailbox import NEVER
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ddplaunch.system.unix_socket import Connection, LocalServer
 
 
-class NodeServices(NamedTuple):
-    """What an agent offers its parts.
+class NodeServices:
+    """What an agent offers its rendezvous and its parts. Its only subclass is ``Agent``, which they must not import.
 
     Attributes:
         spec: what the launcher wants of this node. ``WorkerGroup.spec`` also has what nodes have agreed on when they
@@ -44,6 +44,8 @@ class NodeServices(NamedTuple):
         wait: handles events until a condition holds (True), or until a deadline, which may change.
         is_stopping: whether the run, or this node's part in it, is being stopped.
         fail: makes the attempt fail for another reason than a worker's exit.
+        start_member: starts the member of the rendezvous with five descriptors (three streams, its channel, the
+            endpoint's socket), and closes them in this process.
     """
 
     spec: AgentSpec
@@ -58,6 +60,7 @@ class NodeServices(NamedTuple):
     wait: Wait
     is_stopping: Callable[[], bool]
     fail: Callable[[AttemptFailure], None]
+    start_member: Callable[[list[int]], None]
 
 
 class Part:

@@ -83,8 +83,10 @@ def _no_types() -> tuple[type, ...]:
 
 
 def decode(line: bytes, allowed: tuple[type, ...], late: Callable[[], tuple[type, ...]] = _no_types) -> Any:
-    """The record in ``line``. ``late`` returns more types that are allowed, and may import them: it is called only
-    for a record that is none of ``allowed``.
+    """The record in ``line``.
+
+    ``late`` returns more types that are allowed, and may import them: it is called only for a record that is none of
+    ``allowed``.
 
     Raises:
         ProtocolError: not JSON, not one of ``allowed``, or a field missing, unknown, of another type or outside of its

@@ -4,6 +4,12 @@ A script or module runs as with ``python -u``.
 
 Runs in the worker: a fork of the forkserver, or a new interpreter. Must not import torch: a script that does not use it
 must not wait for its import.
+
+A forked worker: ``forkserver.main`` returns the worker's preparation to the interpreter's outermost frame
+(``forkserver._become``, ``bootstrap.prepare``), which then executes ``bootstrap.OUTERMOST``: ``bootstrap.script``
+prepares ``__main__`` and returns the call that runs the script, ``caught`` keeps its exception and sets ``exit_code``,
+``finished`` writes the error file and prints. The interpreter's last atexit function, ``exit._finish``, ends the
+process with ``exit_code``. A worker that is executed begins in ``exec_worker.main``, and ends as the interpreter does.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-from ddplaunch.agent.rendezvous import AgentCallbacks
+from ddplaunch.agent.parts import NodeServices
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
@@ -28,7 +29,7 @@ Answers = Mapping[type, Sequence[object]]
 """What the member says to a record of a type; a function is called instead."""
 
 
-class Node:
+class Node(NodeServices):
     """The agent of one node.
 
     Attributes:
@@ -42,17 +43,21 @@ class Node:
         if not spec.launcher_assigns_rendezvous:
             given = {"server_addresses": ("127.0.0.1",), "is_server": False, **config}
             spec = replace(spec, rendezvous=rendezvous_config(**given))
-        self.answers, self.is_stopping = dict(answers), False
+        self.answers, self.must_stop = dict(answers), False
         self.told: list[Any] = []
         self.sent: list[object] = []
         self.limit_s = 0.0
         self._gave_up = False
         self._mailbox: Mailbox[object] = Mailbox()
         self.post = self._mailbox.post
-        callbacks = AgentCallbacks(
-            self.wait, lambda: self.is_stopping, lambda fds: self.start_member(fds), self._send, self.post
-        )
-        self.rendezvous = MultiNodeRendezvous(spec, 1, callbacks)
+        self.spec = spec
+        outbox: Any = SimpleNamespace(send=self._send)
+        self.outbox = outbox
+        self.rendezvous: MultiNodeRendezvous = MultiNodeRendezvous(self, 1)
+
+    def is_stopping(self) -> bool:
+        """Whether the test has set ``must_stop``."""
+        return self.must_stop
 
     def wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = float("inf")) -> bool:
         """As in the agent, until the member says GIVE_UP."""

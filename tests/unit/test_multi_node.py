@@ -122,7 +122,7 @@ def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
 ) -> None:
     node = new_node(spec, {**TAKES_PART, WorkersEnded: [GIVE_UP]})
     assert node.rendezvous.next_round()
-    node.is_stopping = is_stopping
+    node.must_stop = is_stopping
     result = node.rendezvous.finish_round(FAILED, has_unkillable=False)
     assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
 

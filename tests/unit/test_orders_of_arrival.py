@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.rendezvous import AgentCallbacks, multi_node
+from ddplaunch.agent.parts import NodeServices
+from ddplaunch.agent.rendezvous import multi_node
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
-from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rounds.coordinator import Coordinator
 from ddplaunch.rounds.verdict import Restarts
 from tests.support.configs import agent_spec, rendezvous_config
@@ -28,15 +28,15 @@ SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
 class FakeClient:
     """A client whose member is the coordinator, at once."""
 
-    def __init__(self, _spec: AgentSpec, config: RendezvousConfig, callbacks: AgentCallbacks) -> None:
-        self.config, self._callbacks = config, callbacks
+    def __init__(self, node: NodeServices, config: RendezvousConfig) -> None:
+        self.config, self._node = config, node
         self.ready, self.is_server, self.lost_reason = READY, True, None
         self.coordinator: Coordinator | None = None
 
     def connect(self) -> None:
         config = self.config
         self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
-        self._callbacks.start_member([])
+        self._node.start_member([])
 
     def send(self, record: object) -> None:
         assert isinstance(record, AssignNodes)
@@ -105,9 +105,13 @@ def agent_after(records: Sequence[object], joins_after: int, during_start: int) 
             deliver(1)
         return is_done()
 
-    start_member = lambda _fds: deliver(during_start)  # noqa: E731
-    callbacks = AgentCallbacks(wait, lambda: False, start_member, lambda _: None, lambda _: None)  # type: ignore[arg-type]
-    rendezvous = MultiNodeRendezvous(SPEC, 1, callbacks)
+    node: Any = SimpleNamespace(
+        spec=SPEC,
+        wait=wait,
+        is_stopping=lambda: False,
+        start_member=lambda _fds: deliver(during_start),
+    )
+    rendezvous = MultiNodeRendezvous(node, 1)
     rendezvous._connect(float("inf"))
     deliver(joins_after)
     while queue or rendezvous._next_config:
@@ -135,7 +139,8 @@ def test_what_concerns_a_rendezvous_that_was_left_is_dropped(monkeypatch: pytest
     launcher.move()
     client = agent_after([*launcher.sent, AssignNodes("run#1", (0,))], 0, 0)
     assert client.coordinator.assigned == (0, 1, 2, 3)
-    waiting = MultiNodeRendezvous(SPEC, 1, SimpleNamespace())  # type: ignore[arg-type]
+    node: Any = SimpleNamespace(spec=SPEC)
+    waiting = MultiNodeRendezvous(node, 1)
     waiting.handle_event(JoinRendezvous(replace(CONFIG, token="run#2", participants=(0, 1))))
     waiting.handle_event(AssignNodes("run#1", (0,)))
     assert waiting._next_config

@@ -81,7 +81,7 @@ def test_only_the_node_that_serves_the_rendezvous_asks_the_others(serves: bool) 
     posted: list[object] = []
     sent: list[object] = []
     rendezvous = MultiNodeRendezvous.__new__(MultiNodeRendezvous)
-    rendezvous._callbacks = SimpleNamespace(post=posted.append)
+    rendezvous._node = SimpleNamespace(post=posted.append)
     rendezvous._client = SimpleNamespace(is_server=serves, endpoint="node0:29400", send=sent.append)
     order = OrderToNodes(ExamineWorkers(1, 1, is_requested=True))
     rendezvous.handle_event(order)

@@ -7,7 +7,7 @@ not start or stop workers, nor decide anything about rounds: the coordinator doe
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
@@ -19,25 +19,6 @@ if TYPE_CHECKING:
 
     Wait = Callable[[Callable[[], bool], float | Callable[[], float]], bool]
     """Handles events until a condition holds (True), or until a deadline, which may change (False)."""
-
-
-class AgentCallbacks(NamedTuple):
-    """Functions of the agent for a rendezvous.
-
-    Attributes:
-        wait: handle events until a condition holds; False if a deadline (``time.monotonic()``) came first.
-        is_stopping: whether this node must stop.
-        start_member: start the member's process with five descriptors (three streams, the channel, the endpoint's
-            socket), and close them in this process.
-        send: send a record to the launcher.
-        post: as in ``NodeServices``.
-    """
-
-    wait: Wait
-    is_stopping: Callable[[], bool]
-    start_member: Callable[[list[int]], None]
-    send: Callable[[object], None]
-    post: Callable[[object], None]
 
 
 class Rendezvous:

@@ -52,9 +52,8 @@ from ddplaunch.threads import in_thread
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from ddplaunch.agent.rendezvous import AgentCallbacks
+    from ddplaunch.agent.parts import NodeServices
     from ddplaunch.config import RendezvousConfig
-    from ddplaunch.protocol.specs import AgentSpec
 
 LOG = "rendezvous.log"
 """File in the run folder: what the member has written."""
@@ -95,15 +94,15 @@ class RendezvousClient:
         has_left: this node has left the run; the other nodes continue without it.
     """
 
-    def __init__(self, spec: AgentSpec, config: RendezvousConfig, callbacks: AgentCallbacks) -> None:
+    def __init__(self, node: NodeServices, config: RendezvousConfig) -> None:
         """Bind the endpoint's socket if the endpoint is on this node.
 
         Raises:
             LaunchError: this node must serve the rendezvous and cannot, or the endpoint's host name cannot be resolved.
         """
-        self._spec, self._host, self._callbacks = spec, spec.host, callbacks
+        self._node, self._spec, self._host = node, node.spec, node.spec.host
         if config.interface and not config.local_addr:
-            config = replace(config, local_addr=network.address_of(spec.host, config.interface))
+            config = replace(config, local_addr=network.address_of(self._host, config.interface))
         self.config = config
         self.ready: MemberReady | None = None
         self.formed: RoundFormed | None = None
@@ -112,11 +111,11 @@ class RendezvousClient:
         self.is_spare = self.has_left = self.all_left = False
         self.stopped_attempt = -1
         self.clock_ahead_s = float("-inf"), float("inf")
-        self.waiting_nodes = WaitingNodes(spec.host, 1, (len(config.participants) or config.min_nodes) - 1)
+        self.waiting_nodes = WaitingNodes(self._host, 1, (len(config.participants) or config.min_nodes) - 1)
         self.address = ""
         self._search_failure: str | None = None
         self._rejected_count, self._joined_time_s, self._departs = 0, 0.0, ""
-        self._endpoint_socket, self._addresses = network.bind_endpoint(spec.host, config)
+        self._endpoint_socket, self._addresses = network.bind_endpoint(self._host, config)
         self.is_server = self._endpoint_socket is not None
         self._port: int = self._endpoint_socket.getsockname()[1] if self._endpoint_socket else config.port
         if not self.is_server and len(self._addresses) == 1:
@@ -146,7 +145,7 @@ class RendezvousClient:
     def connect(self) -> None:
         """Start the member's process, once torch is imported; its output goes into the run folder."""
         if self.is_server and self._spec.launcher_assigns_rendezvous:
-            self._callbacks.send(EndpointOpen(self.config.token, self._addresses, self._port))
+            self._node.outbox.send(EndpointOpen(self.config.token, self._addresses, self._port))
         ours, theirs = socket.socketpair()
         self._channel, self._socket = ours.makefile("wb"), ours
         stream = ours.makefile("rb")
@@ -155,8 +154,8 @@ class RendezvousClient:
         endpoint_fd = self._endpoint_socket.detach() if self._endpoint_socket else os.dup(null)
         self._endpoint_socket = None
         file = Path(self._spec.node_dir, LOG) if self._spec.node_dir else None
-        output = HelperOutput(f"the member of the rendezvous on {self._host}", file, self._callbacks.send)
-        self._callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
+        output = HelperOutput(f"the member of the rendezvous on {self._host}", file, self._node.outbox.send)
+        self._node.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
         in_thread("rendezvous", lambda: self._read_all(stream))
 
     def _member_spec(self) -> MemberSpec:
@@ -210,7 +209,7 @@ class RendezvousClient:
         """At the end of the run, tell the user how many records of others were ignored, if there were some."""
         if self._rejected_count:
             count = plural(self._rejected_count, "record")
-            self._callbacks.send(Notice(f"{self._host} has ignored {count} from outside this run"))
+            self._node.outbox.send(Notice(f"{self._host} has ignored {count} from outside this run"))
 
     def close(self) -> None:
         """Close the channel, which ends the member's process."""
@@ -229,9 +228,9 @@ class RendezvousClient:
         try:
             with stream, contextlib.suppress(OSError, wire.ProtocolError):
                 while (received := wire.read_record(stream, FROM_MEMBER)) is not None:
-                    self._callbacks.post(partial(self._handle, received[0]))
+                    self._node.post(partial(self._handle, received[0]))
         finally:
-            self._callbacks.post(partial(self._handle, RendezvousLost(_ENDED)))
+            self._node.post(partial(self._handle, RendezvousLost(_ENDED)))
 
     def _handle(self, record: object) -> None:
         if self._channel is None:  # The agent has left this rendezvous meanwhile.
@@ -258,9 +257,9 @@ class RendezvousClient:
             case AllNodesLeft():
                 self.all_left = True
             case ReportOfNode() | NodeSilent() | Notice():
-                self._callbacks.send(record)
+                self._node.outbox.send(record)
             case OrderToNodes(order=order):
-                self._callbacks.post(order)
+                self._node.post(order)
             case RecordsRejected(count=count):
                 self._on_rejected(count)
             case RendezvousLost():
@@ -273,9 +272,9 @@ class RendezvousClient:
         if ready.rank_holder:
             rank = self.config.node_index
             text = f"warning: {self._host} and {ready.rank_holder} have the same --node-rank, {rank}: nodes with an "
-            self._callbacks.send(Notice(f"{text}equal one are numbered in the order of arrival, after the others"))
+            self._node.outbox.send(Notice(f"{text}equal one are numbered in the order of arrival, after the others"))
         if not self._spec.launcher_assigns_rendezvous:
-            self._callbacks.send(RunIdAgreed(ready.run_id))
+            self._node.outbox.send(RunIdAgreed(ready.run_id))
 
     def _route_address(self) -> str:
         """This node's address on its route to the node that serves the rendezvous.
@@ -302,7 +301,7 @@ class RendezvousClient:
         if self.lost_reason is None:
             self.lost_reason = lost.reason
             if self._spec.launcher_assigns_rendezvous and not self.has_left:
-                self._callbacks.send(NeedsRendezvous(self.config.token, lost.reason))
+                self._node.outbox.send(NeedsRendezvous(self.config.token, lost.reason))
         if lost.refused_hint:
             raise LaunchError(f"{self.endpoint}: {lost.reason}", lost.refused_hint, RENDEZVOUS)
 
@@ -310,7 +309,7 @@ class RendezvousClient:
 
     def tell_progress(self, text: str) -> None:
         """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""
-        self._callbacks.send(Notice(text, 1 if self._spec.launcher_assigns_rendezvous else 0))
+        self._node.outbox.send(Notice(text, 1 if self._spec.launcher_assigns_rendezvous else 0))
 
     def _on_waiting_nodes(self, waiting: WaitingNodes) -> None:
         """If one launcher has all nodes, the message of one node is enough."""
@@ -332,7 +331,7 @@ class RendezvousClient:
         if self._departs:
             text = f"{self._host} is left: {self._departs}; it waits until the run ends, or needs it"
         if not self.is_spare:
-            self._callbacks.send(Notice(text))
+            self._node.outbox.send(Notice(text))
         self.is_spare = True
 
     def _on_not_found(self, reason: str, limit_s: float) -> None:
@@ -345,7 +344,7 @@ class RendezvousClient:
     def _on_rejected(self, count: int) -> None:
         if not self._rejected_count:
             text = f"{self._host} ignores records that a process outside this run writes into the rendezvous at "
-            self._callbacks.send(Notice(f"{text}{self.endpoint}; a firewall would keep it away"))
+            self._node.outbox.send(Notice(f"{text}{self.endpoint}; a firewall would keep it away"))
         self._rejected_count = count
 
     def unreachable_error(self) -> LaunchError:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from ddplaunch.agent.rendezvous import AgentCallbacks
+    from ddplaunch.agent.parts import NodeServices
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round, RoundVerdict
     from ddplaunch.protocol.specs import AgentSpec
@@ -50,12 +50,11 @@ _REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it 
 class MultiNodeRendezvous(Rendezvous):
     """One node's part in a rendezvous of several nodes."""
 
-    def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
-        self._spec = spec
-        self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
+    def __init__(self, node: NodeServices, local_world_size: int) -> None:
+        self._node, self._spec = node, node.spec
+        self._launcher_assigns_rendezvous = node.spec.launcher_assigns_rendezvous
         self._local_world_size = local_world_size
-        self._callbacks = callbacks
-        self._next_config = spec.rendezvous
+        self._next_config = node.spec.rendezvous
         self._client: RendezvousClient | None = None
         self._next_attempt = self._restarts_so_far = 0
         self._is_agreed = False
@@ -100,7 +99,7 @@ class MultiNodeRendezvous(Rendezvous):
     # Before a round.
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
-        while not self._callbacks.is_stopping():
+        while not self._node.is_stopping():
             if (client := self._client) and not self._is_over:
                 self._start_clock(client)
             else:
@@ -111,7 +110,7 @@ class MultiNodeRendezvous(Rendezvous):
             if client.verdict and not client.formed:
                 self._finish_as_spare(client, client.verdict)
                 return None
-            if client.formed and not self._callbacks.is_stopping():
+            if client.formed and not self._node.is_stopping():
                 self._next_attempt = client.formed.round.attempt + 1
                 return client.formed.round, client.take_store_listener()
         return None
@@ -130,12 +129,12 @@ class MultiNodeRendezvous(Rendezvous):
         self._is_agreed, ready, formed = True, client.ready, client.formed
         place = f"{spec.host}.{formed.round.node_rank}"
         names = (place,) if formed.shares_host else (spec.host, place)
-        spec, moved_to = this_node.moved_into_run(spec, ready, names, self._callbacks.send)
-        self._callbacks.send(FirstRoundFormed(moved_to))
+        spec, moved_to = this_node.moved_into_run(spec, ready, names, self._node.outbox.send)
+        self._node.outbox.send(FirstRoundFormed(moved_to))
         limit = formed.max_restarts
         if limit != spec.max_restarts:
             text = f"warning: --max-restarts is {spec.max_restarts} on {spec.host}, and {limit} on the node that "
-            self._callbacks.send(Notice(f"{text}serves the rendezvous at {client.endpoint}: {limit} counts"))
+            self._node.outbox.send(Notice(f"{text}serves the rendezvous at {client.endpoint}: {limit} counts"))
         return replace(spec, run_id=ready.run_id, max_restarts=limit)
 
     def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
@@ -150,8 +149,8 @@ class MultiNodeRendezvous(Rendezvous):
         if not client.is_spare:
             raise LaunchError(f"{client.endpoint}: {quote(verdict.reason, 1000)}", "", RENDEZVOUS)
         self._leave(client)
-        self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
-        self._callbacks.send(AttemptEnded(verdicts.of_spare(verdict)))
+        self._node.outbox.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
+        self._node.outbox.send(AttemptEnded(verdicts.of_spare(verdict)))
 
     def refuse(self, reason: str) -> None:
         """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
@@ -169,8 +168,8 @@ class MultiNodeRendezvous(Rendezvous):
         """On the node that serves the rendezvous: stay until the others have heard that the job does not start."""
         if client.is_server:
             client.tell_progress(f"telling the other nodes that the job does not start, for up to {_TELL_S:.0f} s")
-            is_over = lambda: client.all_left or self._is_over or self._callbacks.is_stopping()  # noqa: E731
-            self._callbacks.wait(is_over, time.monotonic() + _TELL_S)
+            is_over = lambda: client.all_left or self._is_over or self._node.is_stopping()  # noqa: E731
+            self._node.wait(is_over, time.monotonic() + _TELL_S)
 
     def _connect(
         self, limit_s: float = NEVER, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
@@ -182,11 +181,11 @@ class MultiNodeRendezvous(Rendezvous):
         if self._client:
             self._client.close()
             self._client = None
-        self._callbacks.wait(lambda: self._next_config is not None or self._callbacks.is_stopping(), NEVER)
+        self._node.wait(lambda: self._next_config is not None or self._node.is_stopping(), NEVER)
         config, self._next_config = self._next_config, None
         if config is None:
             return None
-        self._client = client = RendezvousClient(self._spec, config, self._callbacks)
+        self._client = client = RendezvousClient(self._node, config)
         if not is_wanted(client):
             return None
         client.connect()
@@ -215,7 +214,7 @@ class MultiNodeRendezvous(Rendezvous):
         Raises:
             LaunchError: the deadline has passed, or the rendezvous is lost and the launcher assigns no other.
         """
-        is_in_time = self._callbacks.wait(lambda: done() or self._is_over or self._callbacks.is_stopping(), deadline)
+        is_in_time = self._node.wait(lambda: done() or self._is_over or self._node.is_stopping(), deadline)
         client = self._client
         if client is None or (self._launcher_assigns_rendezvous and self._is_over):
             return
@@ -227,7 +226,7 @@ class MultiNodeRendezvous(Rendezvous):
     # After a round.
 
     def finish_round(self, result: AttemptResult, *, has_unkillable: bool) -> AttemptResult:
-        client, is_stopping = self._client, self._callbacks.is_stopping()
+        client, is_stopping = self._client, self._node.is_stopping()
         # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
         if client is None or client.has_left:
             return verdicts.of_node_that_left(result)
@@ -238,7 +237,7 @@ class MultiNodeRendezvous(Rendezvous):
             if not is_stopping and self._over_reason:
                 goes_on = self._launcher_assigns_rendezvous
                 return verdicts.of_lost_rendezvous(result, self._over_reason, goes_on=goes_on)
-            if self._callbacks.is_stopping():
+            if self._node.is_stopping():
                 return verdicts.of_stopped_node(result, self.stop_reason)
             return verdicts.of_missing_verdict(result, self.stop_reason, client.endpoint)
         if not verdict.attempt_follows:
@@ -255,9 +254,9 @@ class MultiNodeRendezvous(Rendezvous):
         def is_over() -> bool:
             return client.verdict is not None or self._is_over
 
-        self._callbacks.wait(lambda: is_over() or (may_stop_early and self._callbacks.is_stopping()), deadline)
-        if self._launcher_assigns_rendezvous and self._callbacks.is_stopping():  # The launcher stops all nodes.
-            self._callbacks.wait(is_over, time.monotonic() + _CLOSE_S)
+        self._node.wait(lambda: is_over() or (may_stop_early and self._node.is_stopping()), deadline)
+        if self._launcher_assigns_rendezvous and self._node.is_stopping():  # The launcher stops all nodes.
+            self._node.wait(is_over, time.monotonic() + _CLOSE_S)
         return client.verdict
 
     def report_failure(self) -> None:
@@ -284,12 +283,12 @@ class MultiNodeRendezvous(Rendezvous):
             client.leave()
         if client.has_left:  # A member that is killed while it writes leaves a gap among the coordinator's records.
             limit_s = _SERVER_LEAVES_S if client.is_server else _CLOSE_S
-            self._callbacks.wait(lambda: self._is_over, time.monotonic() + limit_s)
+            self._node.wait(lambda: self._is_over, time.monotonic() + limit_s)
 
     def _leave(self, client: RendezvousClient) -> None:
         """Leave the run; the node that serves the rendezvous stays until all other nodes have received the verdict."""
         if client.is_server:
-            self._callbacks.wait(lambda: client.all_left or self._is_over, time.monotonic() + _CLOSE_S)
+            self._node.wait(lambda: client.all_left or self._is_over, time.monotonic() + _CLOSE_S)
         else:
             client.leave()
 
@@ -307,7 +306,7 @@ class MultiNodeRendezvous(Rendezvous):
                 self._next_config = config
             case OrderToNodes(order=order) if not serves and (own := order.for_own_node(self._endpoint)):
                 # The coordinator would send the answers to the launcher of the node that serves the rendezvous.
-                self._callbacks.post(own)
+                self._node.post(own)
             case NodeDeparts(reason=reason):
                 self._on_departs(reason)
             case AssignNodes():
