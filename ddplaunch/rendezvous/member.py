@@ -110,6 +110,20 @@ def serve(channel_fd: int, listen_fd: int) -> None:
     Member(spec, ready, store, signer, reader, send).run()
 
 
+def _coordinator(spec: MemberSpec, server: int) -> Coordinator:
+    settings = spec.rendezvous
+    return Coordinator(
+        server,
+        settings.min_nodes,
+        settings.max_nodes,
+        Restarts(spec.max_restarts, settings.restarts_so_far),
+        settings.participants,
+        settings.attempt,
+        settings.departing,
+        settings.spares,
+    )
+
+
 class Member:
     """The main thread and its state. Only the main thread uses ``store``; the reading threads use clones."""
 
@@ -133,18 +147,7 @@ class Member:
         self._lost_key, self._beat_key = partial(lost_key, spec), partial(beat_key, spec)
         self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
         self._is_over = False
-        self._coordinator: Coordinator | None = None
-        if settings.is_server:
-            self._coordinator = Coordinator(
-                self._index,
-                settings.min_nodes,
-                settings.max_nodes,
-                Restarts(spec.max_restarts, settings.restarts_so_far),
-                settings.participants,
-                settings.attempt,
-                settings.departing,
-                settings.spares,
-            )
+        self._coordinator = _coordinator(spec, self._index) if settings.is_server else None
         self._token = settings.token
         self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
         self._reports_turned_away = settings.is_server and not spec.launcher_assigns_rendezvous
