@@ -102,9 +102,8 @@ class Run:
         state = (self._participants, self._attempts, self._shutdown)
         self._lost_nodes = LostNodes(config, *state, watches.note, show, self._report_attempts)
         self._checks = RecordChecks(config, self._participants)
-        self._pings = Pings(
-            config.timeouts.lost_after_s, nodes, mailbox, self._lost_nodes.on_unresponsive, self._suspend
-        )
+        on_unresponsive = self._lost_nodes.on_unresponsive
+        self._pings = Pings(config.timeouts.lost_after_s, mailbox, on_unresponsive, self._suspend)
         parts = (nodes, self._participants, self._pings, self._shutdown, self._messages, watches.note)
         watches.begin(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post))
         progress = NodeProgress(self._participants, self._messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(autouse=True)
 def _no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pings._Sender, "_run", lambda _: None)
+    monkeypatch.setattr(Pings, "_run", lambda _: None)
 
 
 class Watch:
@@ -30,7 +31,7 @@ class Watch:
         self.mailbox = SimpleNamespace(is_empty=True)
         silent = lambda node: self.said.append(f"{node.host} is silent at {self.now:g}")  # noqa: E731
         suspended = lambda: self.said.append("suspended")  # noqa: E731
-        self.pings = Pings(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, silent, suspended)
+        self.pings = Pings(5.0, self.mailbox, silent, suspended)
 
     def watch(self, number: str, now: str, extra_s: str = "0") -> None:
         self.pings.watch(self.nodes[int(number)], float(now), float(extra_s))
@@ -53,7 +54,7 @@ class Watch:
 
     def thread(self) -> None:
         """What the thread does every second."""
-        self.pings._sender.beat()
+        self.pings.beat()
 
     def busy(self, is_busy: str) -> None:
         """Whether answers may wait to be read."""
@@ -88,8 +89,7 @@ def test_pings_are_sent_by_a_thread_whatever_the_main_thread_does(monkeypatch: p
     wait_until(lambda: all(len(node.handle.sent) > 10 for node in watch.nodes))  # run_due is never called.
     watch.pings.close()
     counts = [len(node.handle.sent) for node in watch.nodes]
-    assert watch.pings._sender._thread
-    assert not watch.pings._sender._thread.is_alive()
+    assert "pings" not in {thread.name for thread in threading.enumerate()}
     assert [len(node.handle.sent) for node in watch.nodes] == counts
 
 
