@@ -60,6 +60,7 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
+    Feature("tracebacks", ("launcher",)),
     Feature("collect_logs", ("launcher", "records", "after_end"), (), ("text",), "output.collect_logs"),
     Feature("runs"),
     Feature("ps", ("queries",), needs=("runs",)),
@@ -86,9 +87,11 @@ FEATURES = (
     Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
+    Feature("control", ("launcher",)),
 )
-"""Their parts are called in this order: GPUs are known before others ask for them, the last usage sample comes before
-what takes time, and events.jsonl ends when all others have noted what they know.
+"""Their parts are called in this order: all others have the output before tracebacks are folded, GPUs are known before
+others ask for them, the last usage sample comes before what takes time, and events.jsonl ends when all others have
+noted what they know.
 
 Their options stand in it below a heading of the help page.
 """

@@ -36,9 +36,9 @@ _SUSPENDED_S = 24 * 3600.0
 class Pings:
     """Pings every watched agent once a second. Times are ``time.monotonic()``'s.
 
-    The main thread calls the methods; a thread, which the first ``watch`` starts, calls ``beat``. The main thread may be
-    busy for seconds: with thousands of ranks it explains a failure or writes a report meanwhile, or its disk does not
-    answer. Both threads share the nodes that are pinged, and their handles, whose ``send`` only queues.
+    The main thread calls the methods, and a thread, which the first ``watch`` starts, calls ``beat``. For the main
+    thread may be busy for seconds: with thousands of ranks it explains a failure or writes a report, or its disk does
+    not answer. Both threads share the nodes that are pinged, and their handles, whose ``send`` only queues.
     """
 
     def __init__(

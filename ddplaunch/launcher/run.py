@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import control_socket, outcome, run_facts, setup
+from ddplaunch.launcher import outcome, run_facts, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.lost_nodes import LostNodes
@@ -105,7 +105,7 @@ class Run:
         on_unresponsive = self._lost_nodes.on_unresponsive
         self._pings = Pings(config.timeouts.lost_after_s, mailbox, on_unresponsive, self._suspend)
         parts = (nodes, self._participants, self._pings, self._shutdown, self._messages, watches.note)
-        watches.begin(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post))
+        watches.begin(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post, watches.on_request))
         progress = NodeProgress(self._participants, self._messages)
         self._timers = Timers(self._pings, (progress, self._shutdown, nodes, *watches.all), mailbox)
 
@@ -120,7 +120,7 @@ class Run:
         close_s = _CLOSE_S
         try:
             self._messages.run_started()
-            with contextlib.closing(self._pings), control_socket.served(self._folder, self._mailbox.post, self._show):
+            with contextlib.closing(self._pings):
                 self._start_nodes()
                 while not self._nodes.all_finished:
                     if (event := self._mailbox.get(self._timers.run_due())) is not None:
@@ -154,8 +154,6 @@ class Run:
                 self._on_node_event(self._nodes.all[index], node_event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
-            case control_socket.ControlRequest():
-                self._watches.on_request(event)
             case _ if callable(event):  # See ``RunServices.post``.
                 event()
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.control import RequestGranted, RequestRefused, StopRun
 from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
 
 if TYPE_CHECKING:
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.control_socket import ControlRequest
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.pings import Pings
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.control import Request
     from ddplaunch.protocol.launcher_agent import Order, Output
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
@@ -54,6 +53,7 @@ class RunServices(NamedTuple):
         note: notes an event of the run, as ``Watches.note``; any thread may call it.
         folder: returns the run folder; None if no files are kept.
         post: has the main thread call a function, when it has handled what came before; any thread may call it.
+        ask: has the watches answer a request on the control socket. Returns whether one does, now or later.
     """
 
     config: LaunchConfig
@@ -66,6 +66,7 @@ class RunServices(NamedTuple):
     note: Callable[..., None]
     folder: Callable[[], Path | None]
     post: Callable[[Callable[[], object]], None]
+    ask: Callable[[ControlRequest], bool]
 
     def send_to_all(self, order: Order) -> None:
         """Send an order to all nodes of the job, also to those of other launchers."""
@@ -101,6 +102,17 @@ class Question:
     def missing(self) -> set[int]:
         """The nodes that have not answered."""
         return self.expected - self.answered
+
+
+class ControlRequest(NamedTuple):
+    """A request of another process of the user on the control socket.
+
+    Attributes:
+        answer: takes the one record that the process gets; it may be called in any thread.
+    """
+
+    request: Request
+    answer: Callable[[object], None]
 
 
 class RunEnd(NamedTuple):
@@ -234,15 +246,9 @@ class Watches:
         for watch in self.all:
             watch.on_note(event, text, t, node, facts)
 
-    def on_request(self, request: ControlRequest) -> None:
-        """A request on the control socket: answered now or later."""
-        if request.request.run_tag != self._run.run_tag:
-            request.answer(RequestRefused("another run of this process"))
-        elif isinstance(request.request, StopRun):
-            request.answer(RequestGranted())
-            self._run.shutdown.on_stop_request()
-        elif not any(watch.on_request(request) for watch in self.all):
-            request.answer(RequestRefused("not a request that this version knows"))
+    def on_request(self, request: ControlRequest) -> bool:
+        """Whether a watch answers a request on the control socket."""
+        return any(watch.on_request(request) for watch in self.all)
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
         """``result`` of an attempt, as all watches explain it."""

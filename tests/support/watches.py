@@ -28,7 +28,7 @@ def run_services(
     ``parts`` take the place of others.
     """
     rest: Any = SimpleNamespace(send=send, show=show, note=ignore, drain=ignore, run_id="job7")
-    run = RunServices(config, "job7", rest, rest, rest, rest, rest, ignore, lambda: folder, post)  # type: ignore[arg-type]
+    run = RunServices(config, "job7", rest, rest, rest, rest, rest, ignore, lambda: folder, post, lambda _: False)  # type: ignore[arg-type]
     return run._replace(**parts)
 
 

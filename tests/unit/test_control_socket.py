@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch import LaunchConfig
+from ddplaunch.features.control import launcher as control_socket
+from ddplaunch.features.control.launcher import Control, ControlSocket
 from ddplaunch.features.hangs.records import ExamineRun, RunExamined
-from ddplaunch.launcher import control_socket
-from ddplaunch.launcher.control_socket import ControlRequest, ControlSocket
+from ddplaunch.launcher.watches import ControlRequest
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     MAX_REQUEST_BYTES,
@@ -23,6 +25,7 @@ from ddplaunch.protocol.control import (
 )
 from ddplaunch.system import linux
 from tests.support.processes import wait_until
+from tests.support.watches import run_services
 
 REQUEST = ExamineRun("job7.3f09ac")
 ANSWER = RunExamined(sentences=("nothing moves",), lines=("rank 0: still",), path="/runs/hang.txt")
@@ -170,17 +173,18 @@ def test_at_the_end_of_the_run_waiting_clients_are_told(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_there_is_no_socket() -> None:
-    with control_socket.served(None, print, print):
-        pass
+    Control(run_services(LaunchConfig(script="x.py"))).on_loop_ended()
 
 
 def test_a_folder_that_takes_no_socket_is_said_with_verbose_only(tmp_path: Path) -> None:
     (tmp_path / SOCKET).write_text("taken")
     shown: list[tuple[str, int]] = []
-    with control_socket.served(tmp_path, print, lambda text, level: shown.append((text, level))):
-        [(text, level)] = shown
-        assert "--stacks will not work with this run" in text
-        assert level == 1
+    show = lambda text, level: shown.append((text, level))  # noqa: E731
+    config = LaunchConfig(script="x.py")
+    Control(run_services(config, folder=tmp_path, show=show, post=lambda event: event())).on_loop_ended()  # type: ignore[operator]
+    [(text, level)] = shown
+    assert "--stacks will not work with this run" in text
+    assert level == 1
 
 
 def test_a_file_of_this_name_that_another_has_made_stays(tmp_path: Path) -> None:

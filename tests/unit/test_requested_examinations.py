@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.features.hangs.examinations import EXAMINATION_S, RequestedExaminations
 from ddplaunch.features.hangs.records import ExamineRun, RunExamined, WorkersExamined
-from ddplaunch.launcher.control_socket import ControlRequest
+from ddplaunch.launcher.watches import ControlRequest
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import ANSWER_S, RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted

@@ -12,17 +12,23 @@ from ddplaunch.system import terminal
 
 
 class Messages:
-    """Those of a run; counts how often the terminal was left."""
+    """Those of a run, and its console; counts how often the terminal was left."""
 
-    has_workers, left = True, 0
+    run_id, has_workers, left = "r1", True, 0
 
     def __init__(self, *, has_terminal: bool = False) -> None:
         self._has_terminal = has_terminal
+        self.console, self.said = self, list[str]()
 
     def worker_has_terminal(self, _terminals: object) -> bool:
         return self._has_terminal
 
-    def left_terminal(self) -> None:
+    def show(self, text: str, _level: int, kind: str) -> None:
+        self.said.append(f"{kind}: {text}")
+
+    def wait_shown(self, _timeout_s: float) -> None: ...
+
+    def leave_terminal(self) -> None:
         self.left += 1
 
 
@@ -56,6 +62,8 @@ def test_it_says_so_and_leaves(own: list[str]) -> None:
     messages = Messages()
     assert answer(messages) == RequestGranted()
     assert (own, messages.left) == (["left"], 1)
+    back = "to come back: ddplaunch --attach r1"
+    assert messages.said == [f"terminal_left: the run goes on without this terminal, which can be closed; {back}"]
 
 
 def test_what_needs_the_terminal_keeps_it(own: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import itertools
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.launcher.display.traceback_folder import TracebackFolder
+from ddplaunch.features.tracebacks.launcher import TracebackFolder
 from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.protocol.results import StreamName
 
 
 class Shown:
     """A folder, and what it has shown: (rank, bytes) and notes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_plain: bool = False) -> None:
         self.pieces: list[tuple[int, bytes]] = []
+        self.attempts: list[tuple[int, bytes]] = []
         self.notes: list[str] = []
-        self.folder = TracebackFolder(lambda header, data: self.pieces.append((header.rank, data)), self.notes.append)
+        self.folder = TracebackFolder(SimpleNamespace(is_plain=is_plain, show=self._note))  # type: ignore[arg-type]
+        self._output = self.folder.on_output(self._take)
 
-    def write(self, rank: int, data: bytes, attempt: int = 0) -> None:
-        self.folder.output(Output("node1", rank, rank, "stderr", len(data), attempt=attempt), data)
+    def _note(self, text: str) -> None:
+        self.notes.append(text.removeprefix("ddplaunch: "))
+
+    def _take(self, header: Output, data: bytes) -> None:
+        self.pieces.append((header.rank, data))
+        self.attempts.append((header.attempt, data))
+
+    def write(self, rank: int, data: bytes, attempt: int = 0, stream: StreamName = "stderr") -> None:
+        self._output(Output("node1", rank, rank, stream, len(data), attempt=attempt), data)
 
     def text(self, rank: int) -> bytes:
         self.folder.flush()
@@ -117,10 +128,26 @@ def test_without_a_thread_for_the_timer_nothing_is_held_back() -> None:
 
 def test_the_beginning_of_a_traceback_stays_with_its_attempt() -> None:
     """The rank of the next attempt may be on another node, whose output would be shown as this one's."""
-    shown: list[tuple[int, bytes]] = []
-    folder = TracebackFolder(lambda header, data: shown.append((header.attempt, data)), lambda _: None)
-    begin = raised()[:60]
-    for attempt, data in ((0, begin), (1, b"step 1\n")):
-        folder.output(Output("node1", 3, 3, "stderr", len(data), attempt=attempt), data)
-    folder.flush()
-    assert sorted(shown) == [(0, begin), (1, b"step 1\n")]
+    shown, begin = Shown(), raised()[:60]
+    shown.write(3, begin)
+    shown.write(3, b"step 1\n", attempt=1)
+    shown.folder.flush()
+    assert sorted(shown.attempts) == [(0, begin), (1, b"step 1\n")]
+
+
+def test_stdout_and_a_lone_worker_are_shown_at_once() -> None:
+    shown, alone = Shown(), Shown(is_plain=True)
+    shown.write(0, raised()[:60], stream="stdout")
+    alone.write(0, raised()[:60])
+    assert shown.pieces == alone.pieces == [(0, raised()[:60])]
+
+
+def test_what_is_held_back_is_shown_before_a_restart_is_told_and_at_the_end() -> None:
+    shown = Shown()
+    shown.write(0, raised()[:60])
+    shown.folder.on_note("message", "", None, None, {})
+    assert shown.pieces == []
+    shown.folder.on_note("restart", "", None, None, {})
+    shown.write(1, raised()[:60])
+    shown.folder.on_loop_ended()
+    assert shown.pieces == [(0, raised()[:60]), (1, raised()[:60])]

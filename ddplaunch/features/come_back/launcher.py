@@ -9,13 +9,16 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from ddplaunch.errors import Level
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.control import LeaveTerminal, RequestGranted, RequestRefused
 from ddplaunch.system import terminal
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.control_socket import ControlRequest
-    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.launcher.watches import ControlRequest, RunServices
+
+_SHOW_S = 0.5
+"""Seconds to wait for the output that is still shown."""
 
 
 class TerminalExit(Watch):
@@ -39,7 +42,11 @@ class TerminalExit(Watch):
             return RequestRefused("its workers have not started yet")
         if messages.worker_has_terminal(self._run.nodes.all[0].handle.inherited_fds):
             return RequestRefused("its only worker writes to the terminal itself (not with -t 3)")
-        messages.left_terminal()
+        back = f"to come back: ddplaunch --attach {messages.run_id}"
+        text = f"the run goes on without this terminal, which can be closed; {back}"
+        messages.show(text, Level.NORMAL, kind="terminal_left")
+        messages.console.wait_shown(_SHOW_S)
+        messages.console.leave_terminal()
         terminal.leave()
         return RequestGranted()
 

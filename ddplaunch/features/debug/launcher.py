@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddplaunch.features.debug.terminal import Terminal
-    from ddplaunch.launcher.control_socket import ControlRequest
-    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.launcher.watches import ControlRequest, RunServices
 
 _SETTLE_S = 0.2
 """Time after the first stop in which other ranks may stop too: the lowest one begins."""

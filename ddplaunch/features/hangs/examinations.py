@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.features.hangs.explanation import Explanation
-    from ddplaunch.launcher.control_socket import ControlRequest
-    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.launcher.watches import ControlRequest, RunServices
     from ddplaunch.protocol.launcher_agent import Report
 
 EXAMINATION_S = 20.0

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ddplaunch.launcher.display.console_log import FILE, ConsoleLog, plain
 from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.launcher.display.stream_writer import StreamWriter
-from ddplaunch.launcher.display.traceback_folder import TracebackFolder
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import escape
 
@@ -57,7 +56,6 @@ class Console:
         self._log: ConsoleLog | None = None
         self._stderr_lines = self._redraws(self._stderr)
         self._stdout_lines = self._stderr_lines if is_shared else self._redraws(self._stdout)
-        self._tracebacks = TracebackFolder(self._stderr_lines.output, lambda text: self.show(f"ddplaunch: {text}"))
 
     @classmethod
     def in_file(cls, folder: Path, style: Style, *, reports_full_disk: bool) -> Console:
@@ -90,6 +88,11 @@ class Console:
             writer.is_plain = True
 
     @property
+    def is_plain(self) -> bool:
+        """Whether lines have no prefix."""
+        return self._stdout.is_plain
+
+    @property
     def _writers(self) -> tuple[StreamWriter, ...]:
         return (self._stdout, self._stderr, *([self._log] if self._log else []))
 
@@ -103,12 +106,12 @@ class Console:
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines of a worker; while the queue is full, drop them and count them."""
-        if self._stdout.is_plain:
+        if self.is_plain:
             self._put(self._stdout if header.stream == "stdout" else self._stderr, header, data)
         elif header.stream == "stdout":
             self._stdout_lines.output(header, data)
         else:
-            self._tracebacks.output(header, data)
+            self._stderr_lines.output(header, data)
 
     def show(self, text: str) -> None:
         """Queue a message of the launcher, on stderr; control characters in it are escaped."""
@@ -131,8 +134,7 @@ class Console:
             self._log.show(_encode(text))
 
     def flush(self) -> None:
-        """Queue what is held back of tracebacks and redrawn lines, so that it stands before the next message."""
-        self._tracebacks.flush()
+        """Queue what is held back of redrawn lines, so that it stands before the next message."""
         self._stdout_lines.flush()
         self._stderr_lines.flush()
 

@@ -150,14 +150,6 @@ class UserMessages:
         """Whether a lone worker writes to this process's terminal itself; ``terminals`` as for ``suspended``."""
         return self._count == self._config.max_nodes == 1 and bool({"stdout", "stderr"} & {*terminals})
 
-    def left_terminal(self) -> None:
-        """This process uses its terminal no more, from now on."""
-        back = f"to come back: ddplaunch --attach {self.run_id}"
-        text = f"the run goes on without this terminal, which can be closed; {back}"
-        self.show(text, Level.NORMAL, kind="terminal_left")
-        self.console.wait_shown(_SUSPEND_S)
-        self.console.leave_terminal()
-
     def attempt_ended(self, result: AttemptResult, *, is_last: bool) -> None:
         """An attempt has ended. In a shutdown it ``is_last``, even where the nodes have reported that one follows."""
         self.console.flush()

@@ -1,4 +1,4 @@
-"""The control socket of a run: other processes of this user ask its launcher, as ``--stacks`` and ``--attach`` do.
+"""The launcher's end of the control socket.
 
 Runs in the launcher: a thread for each client reads its request, posts it to the launcher's mailbox and sends the
 answer. A client that sends garbage, hangs or dies costs its own thread some seconds, and nothing else.
@@ -12,60 +12,64 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.errors import Level
-from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.watches import ControlRequest, Watch
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     ANSWER_S,
     MAX_REQUEST_BYTES,
     SOCKET,
     TO_LAUNCHER,
-    Request,
+    RequestGranted,
     RequestRefused,
+    StopRun,
 )
 from ddplaunch.system import unix_socket
 from ddplaunch.system.files import kept_files
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from ddplaunch.launcher.watches import RunServices
 
 _MAX_CLIENTS = 8
 _TRANSFER_S = 5.0
 """Time limit of a request that a client sends, and of an answer that it reads."""
 
 
-@dataclass(frozen=True)
-class ControlRequest:
-    """A client's request. ``answer`` takes the one record that it gets; it may be called in any thread."""
+class Control(Watch):
+    """Serves the control socket of one run; a run without a folder has none."""
 
-    request: Request
-    answer: Callable[[object], None]
-
-
-@contextlib.contextmanager
-def served(
-    folder: Path | None, post: Callable[[ControlRequest], None], show: Callable[[str, int], None]
-) -> Iterator[None]:
-    """Serve the socket in the run ``folder`` during the ``with`` block; without a folder there is none.
-
-    ``post`` is called in other threads. Where no socket can be made, a message says why; the run goes on.
-    """
-    with contextlib.ExitStack() as stack:
-        if folder:
+    def __init__(self, run: RunServices) -> None:
+        self._run = run
+        self._socket: ControlSocket | None = None
+        if folder := run.folder():
             try:
-                stack.callback(ControlSocket(folder, post).close)
+                self._socket = ControlSocket(folder, lambda request: run.post(lambda: self._on_request(request)))
             except (OSError, RuntimeError) as error:  # RuntimeError: the limit of threads.
-                show(
-                    f"--stacks will not work with this run, and --attach cannot stop it: {folder / SOCKET}: {error}",
-                    Level.VERBOSE,
-                )
-        yield
+                effect = "--stacks will not work with this run, and --attach cannot stop it"
+                text = f"{effect}: {folder / SOCKET}: {error}"
+                run.post(lambda: run.messages.show(text, Level.VERBOSE))
+
+    def _on_request(self, request: ControlRequest) -> None:
+        """Answer a request, now or later."""
+        if request.request.run_tag != self._run.run_tag:
+            request.answer(RequestRefused("another run of this process"))
+        elif isinstance(request.request, StopRun):
+            request.answer(RequestGranted())
+            self._run.shutdown.on_stop_request()
+        elif not self._run.ask(request):
+            request.answer(RequestRefused("not a request that this version knows"))
+
+    def on_loop_ended(self) -> None:
+        """Tell clients that wait for an answer that the run ends."""
+        if self._socket:
+            self._socket.close()
 
 
 class ControlSocket:
@@ -164,3 +168,8 @@ def _read_line(client: socket.socket) -> bytes:
 def _refuse(client: socket.socket, reason: str) -> None:
     with client, contextlib.suppress(OSError):
         client.send(wire.encode(RequestRefused(reason)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    return (Control(run),)

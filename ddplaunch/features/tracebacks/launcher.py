@@ -1,7 +1,7 @@
-"""Folds tracebacks on the console: of one event that stops all ranks, one traceback is shown and the other ranks named.
+"""Folds tracebacks on the console, unless there is only one worker.
 
-Runs in the launcher, in the threads that read the agents' records. The log files keep every traceback. Lines of a
-traceback are held back until it is complete, for at most ``_HOLD_S``; all other lines pass.
+Runs in the launcher, in the threads that read the agents' records. Lines of a traceback are held back until it is
+complete, for at most ``_HOLD_S``; all other lines pass.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.text import quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
+    from ddplaunch.launcher.display.console import Console
+    from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Output
+    from ddplaunch.transport.handle import WriteOutput
 
 _HOLD_S = 0.5
 _ONE_EVENT_S = 5.0
@@ -34,12 +38,11 @@ _PREFIX = re.compile(rb"^" + _RANK, re.MULTILINE)
 _Key = tuple[int, bytes]
 
 
-class TracebackFolder:
-    """Passes output on to ``show``, without tracebacks that another rank has just shown; ``note`` names these ranks."""
+class TracebackFolder(Watch):
+    """Shows output without tracebacks that another rank has just shown, and names these ranks."""
 
-    def __init__(self, show: Callable[[Output, bytes], None], note: Callable[[str], None]) -> None:
-        self._show = show
-        self._note = note
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._lock = threading.Lock()
         self._held: dict[tuple[int, int], tuple[Output, bytes]] = {}
         """By attempt and rank: the rank of the next attempt may be on another node."""
@@ -47,7 +50,28 @@ class TracebackFolder:
         self._folded: dict[_Key, list[int]] = {}
         self._is_timed = False
 
-    def output(self, header: Output, data: bytes) -> None:
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """Fold the tracebacks on stderr."""
+        self._show = write
+
+        def fold(header: Output, data: bytes) -> None:
+            if header.stream == "stdout" or self._console.is_plain:
+                write(header, data)
+            else:
+                self._fold(header, data)
+
+        return fold
+
+    def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
+        """What is held back stands before the message that the workers are started again."""
+        if event == "restart":
+            self.flush()
+
+    def on_loop_ended(self) -> None:
+        """What is held back stands before the failure page."""
+        self.flush()
+
+    def _fold(self, header: Output, data: bytes) -> None:
         """Show ``data``, or hold back its end if that may be part of a traceback to fold. Does not block."""
         with self._lock:
             if (header.attempt, header.rank) in self._held:
@@ -77,7 +101,7 @@ class TracebackFolder:
             self._show(header, data)
         for (_, text), folded in self._folded.items():
             exception = text.rstrip().rpartition(b"\n")[2].decode("utf-8", "replace")
-            self._note(f"{ranks(folded)}: the same traceback ({quote(exception)})")
+            self._console.show(f"ddplaunch: {ranks(folded)}: the same traceback ({quote(exception)})")
         self._held, self._folded = {}, {}
 
     def _pass_on(self, header: Output, data: bytes) -> None:
@@ -117,3 +141,8 @@ def _identity(traceback: bytes) -> bytes:
     """What two tracebacks of one event have in common. Ctrl-C interrupts each rank wherever it is."""
     text = _PREFIX.sub(b"", traceback)
     return b"KeyboardInterrupt\n" if text.endswith(b"\nKeyboardInterrupt\n") else text
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    return (TracebackFolder(run.messages.console),)
