@@ -1,4 +1,4 @@
-"""The attempts of a run: merges the nodes' reports about an attempt into one result, and counts restarts.
+"""The attempts of a run: merges the nodes' reports about an attempt into one result, and adds up their restarts.
 
 Runs in the launcher. Pure. It does not decide what follows an attempt: the coordinator does (``rounds/verdict.py``).
 """
@@ -93,11 +93,11 @@ class Attempts:
             opened.evidence.extend(evidence)
         else:
             self._add_late(result)
-        return completed + self._pass(node, number + 1)
+        return completed + self._moved_on_to(node, number + 1)
 
     def remove_node(self, node: int) -> list[AttemptResult]:
         """A node has gone: it will send no further reports."""
-        return self._pass(node, _GONE)
+        return self._moved_on_to(node, _GONE)
 
     def close(self) -> list[AttemptResult]:
         """No node will send further reports."""
@@ -108,9 +108,9 @@ class Attempts:
         self.next_number = max(self.next_number, number + 1)
         if number not in self._open and all(ended.attempt != number for ended in reversed(self.ended)):
             self._open_attempt(number, set(participants))
-        if number in self._open and self._may_report(node, number):  # Also one that was no participant any more.
+        if number in self._open and self._may_report(node, number):  # Also one that was removed meanwhile.
             self._open[number].missing.add(node)
-        return self._pass(node, number)
+        return self._moved_on_to(node, number)
 
     def _open_attempt(self, number: int, participants: set[int]) -> None:
         for opened in self._open.values():  # A host that could not be used after all takes part in none of them.
@@ -120,7 +120,7 @@ class Attempts:
     def _may_report(self, node: int, number: int) -> bool:
         return self._may_report_from.get(node, 0) <= number
 
-    def _pass(self, node: int, number: int) -> list[AttemptResult]:
+    def _moved_on_to(self, node: int, number: int) -> list[AttemptResult]:
         """``node`` will report no attempt before ``number``. Other nodes' reports of these may be on their way."""
         self._may_report_from[node] = max(number, self._may_report_from.get(node, 0))
         for earlier, opened in self._open.items():

@@ -9,12 +9,12 @@ time    name                                   who acts when it is over
 1 s     ``member.HEARTBEAT_S``                 each member sends its next heartbeat
 5 s     ``TimeoutConfig.lost_after_s``         the launcher: a node has not answered with ``Pong``, and is lost;
                                                an agent: it got no ``Ping``, and stops its workers (``LauncherLost``)
-25 s    ``setup.SLOW_START_S``                 so much longer an agent that has just been started may take to answer
 8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat. It is
                                                ``setup.LATER_S``, 3 s, more than the launcher's 5 s; and it is 5 s
                                                where each node has its own launcher
 10 s    that and 2 heartbeats                  another member: the store has not answered
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
+25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
 30 s    ``TimeoutConfig.shutdown_timeout_s``   an agent kills workers that SIGTERM has not ended
 68 s    8 s, 30 s and                          an agent: it got no verdict on a round that has failed or was stopped,
         ``multi_node._VERDICT_S``              and the rendezvous answers; the run ends
@@ -58,7 +58,11 @@ member waits for 10 s. Then the rendezvous moves. If one node alone loses the ne
 and the nodes that serve do not: it is lost (``participants._MAX_LOST_BY_ONE``).
 
 Where each node has its own launcher, only the heartbeats show a loss, after 5 s. The coordinator stops the round and
-forms the next one as in step 4. If the node that serves the rendezvous is lost, the run ends on all nodes.
+gives the verdict as in step 4. Nodes that wait at the endpoint for a free place are the spares. Of a job of a fixed
+size without any, the run ends on all nodes with exit code 84, "not restarted: 1 other node is left, and 2 are needed".
+An elastic one goes on with the nodes that are left; if these are fewer than MIN, they wait for another node, until the
+600 s end the run with exit code 83. If the node that serves the rendezvous is lost, the other members notice it after 7
+s, 5 s and 2 heartbeats, or at once if its connection closes, and the run ends on all nodes with exit code 84.
 """
 
 from __future__ import annotations

@@ -41,7 +41,12 @@ node is told of it."""
 
 
 class Participants:
-    """Those of one run.
+    """Those of one run. A node goes in one of these ways; a spare takes its position, except after ``remove``.
+
+    - ``exclude``: its host cannot be used, at the start or later;
+    - ``retire_if_due``: after an attempt, since it must not be used again, or since SLURM takes it out of service;
+    - ``continue_without``: it is lost (``lost_nodes``), and the run can do without it; the two above end in it, too;
+    - ``remove``: it is lost, and the run ends.
 
     Attributes:
         nodes: all nodes of the run.
@@ -199,7 +204,7 @@ class Participants:
         if spare:
             self._show(f"{spare.host} replaces {node.host}", Level.NORMAL)
         if len(self.indices) >= self._min_nodes:
-            self._tell_rendezvous(node)
+            self._leave_rendezvous(node)
         self.on_changed()
 
     def _start_spare(self) -> Node | None:
@@ -218,7 +223,7 @@ class Participants:
         self.continue_without(node)
         node.handle.send(StopWorkers(signal.SIGTERM, 0.0))
 
-    def leave(self, node: Node, result: AttemptResult) -> None:
+    def retire_if_due(self, node: Node, result: AttemptResult) -> None:
         """After an attempt: retire ``node`` if it must not be used again, or if it departs and is dispensable.
 
         To be called when ``result`` is counted: if the node serves the rendezvous, another one begins with the number
@@ -255,7 +260,7 @@ class Participants:
         """Remove ``node`` from the participants, without replacement."""
         self.indices.remove(node.index)
         if self.indices:
-            self._tell_rendezvous(node)
+            self._leave_rendezvous(node)
 
     # The rendezvous.
 
@@ -310,21 +315,26 @@ class Participants:
             self._tries = 0
             self._lost_by.clear()
 
-    def _tell_rendezvous(self, removed: Node) -> None:
+    def _leave_rendezvous(self, removed: Node) -> None:
+        """``removed`` takes part no longer; if it served, there is no rendezvous until the next ``on_changed``."""
         if self.server == removed.index:
             self.server = None
-        self.set_departing({index: why for index, why in self.departing.items() if index != removed.index})
+        self.departing = {index: why for index, why in self.departing.items() if index != removed.index}
+        self._tell_coordinator()
 
     def set_departing(self, departing: Mapping[int, str]) -> None:
         """These nodes, by index, leave after the present attempt, for these reasons; replaces an earlier call.
 
-        The coordinator is told, also what it may know already. Without effect where the launcher does not assign the
-        rendezvous.
+        Without effect where the launcher does not assign the rendezvous.
         """
         if self.assigns_rendezvous:
             self.departing = departing
+            self._tell_coordinator()
+
+    def _tell_coordinator(self) -> None:
+        """Which nodes take part, and which depart; also what it may know already."""
         if self.server is not None:
-            told = AssignNodes(self.token, tuple(self.indices), tuple(departing), self.spares)
+            told = AssignNodes(self.token, tuple(self.indices), tuple(self.departing), self.spares)
             self.nodes.send_to(self.server, told)
 
     def is_present(self, token: str) -> bool:

@@ -88,8 +88,8 @@ class Run:
         self._show_ready: Callable[[], None] = lambda: None
         self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config), folder)
         self._watches = watches = Watches(console.output)
-        self._messages = UserMessages(config, run_id, folder, console, watches.note)
-        self._show = show = self._messages.show
+        self._messages = messages = UserMessages(config, run_id, folder, console, watches.note)
+        self._show = show = messages.show
         self._attempts = Attempts(watches.explain)
         transport = setup.transport_for(config, run_tag, watches.output, mailbox.post, early_agent, console.stdout_fd)
         spec = partial(setup.agent_spec_of_run, config, run_id, folder, transport.node_names)
@@ -97,17 +97,28 @@ class Run:
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.each_node_has_launcher else (config.min_nodes, config.max_nodes)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
-        self._participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
-        self._shutdown = Shutdown(config, nodes, self._messages, watches.on_stop)
-        state = (self._participants, self._attempts, self._shutdown)
-        self._lost_nodes = LostNodes(config, *state, watches.note, show, self._report_attempts)
-        self._checks = RecordChecks(config, self._participants)
+        self._participants = participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
+        self._shutdown = shutdown = Shutdown(config, nodes, messages, watches.on_stop)
+        report = self._report_attempts
+        self._lost_nodes = LostNodes(config, participants, self._attempts, shutdown, watches.note, show, report)
+        self._checks = RecordChecks(config, participants)
         on_unresponsive = self._lost_nodes.on_unresponsive
-        self._pings = Pings(config.timeouts.lost_after_s, mailbox, on_unresponsive, self._suspend)
-        parts = (nodes, self._participants, self._pings, self._shutdown, self._messages, watches.note)
-        watches.begin(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post, watches.on_request))
-        progress = NodeProgress(self._participants, self._messages)
-        self._timers = Timers(self._pings, (progress, self._shutdown, nodes, *watches.all), mailbox)
+        self._pings = pings = Pings(config.timeouts.lost_after_s, mailbox, on_unresponsive, self._suspend)
+        services = RunServices(
+            config,
+            run_tag,
+            nodes,
+            participants,
+            pings,
+            shutdown,
+            messages,
+            note=watches.note,
+            folder=lambda: self._folder,
+            post=mailbox.post,
+            ask=watches.on_request,
+        )
+        watches.begin(services)
+        self._timers = Timers(pings, (NodeProgress(participants, messages), shutdown, nodes, *watches.all), mailbox)
 
     # The loop.
 
@@ -245,7 +256,7 @@ class Run:
         node.workers = local_world_size
         if by_host := self._participants.on_agent_ready(node):
             self._watches.on_nodes_ready(by_host)
-            self._facts = run_facts.with_workers(self._facts, by_host, node.handle.inherited_fds, self._folder)
+            self._facts = run_facts.with_terminal_streams(self._facts, by_host, node.handle.inherited_fds, self._folder)
             self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
             if not self._config.each_node_has_launcher:  # Otherwise the folder in the message is not known yet.
                 self._show_ready()
@@ -278,7 +289,7 @@ class Run:
         was_ending = self._lost_nodes.run_is_ending
         self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
-            self._participants.leave(node, result)
+            self._participants.retire_if_due(node, result)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

@@ -70,7 +70,7 @@ def with_run_id(facts: RunFacts, run_id: str, folder: Path | None) -> RunFacts:
     return agreed
 
 
-def with_workers(
+def with_terminal_streams(
     facts: RunFacts, by_host: Mapping[str, int], inherited: Collection[str], folder: Path | None
 ) -> RunFacts:
     """``facts`` of a run of so many workers, the only one of which has ``inherited`` these streams.

@@ -44,9 +44,9 @@ class Shutdown:
     """
 
     def __init__(
-        self, config: LaunchConfig, nodes: Nodes, messages: UserMessages, is_handled: Callable[[int], bool]
+        self, config: LaunchConfig, nodes: Nodes, messages: UserMessages, stops_rest: Callable[[int], bool]
     ) -> None:
-        """``is_handled`` is called with a signal that is to stop the run: whether there are no workers left to stop."""
+        """``stops_rest`` is ``Watches.on_stop``: whether only watches have something to stop, and have stopped it."""
         self.signals: list[int] = []
         self.error: LaunchError | None = None
         self.node_ended = False
@@ -56,7 +56,7 @@ class Shutdown:
         self._config = config
         self._nodes = nodes
         self._messages = messages
-        self._is_handled = is_handled
+        self._stops_rest = stops_rest
 
     @property
     def in_progress(self) -> bool:
@@ -95,7 +95,7 @@ class Shutdown:
             self._on_request(signal.SIGTERM, "")
 
     def _on_request(self, signum: int, remark: str) -> None:
-        if self._is_handled(signum):
+        if self._stops_rest(signum):
             return
         self.signals.append(signum)
         count = min(self.requests.count, 3)
@@ -134,7 +134,8 @@ class Shutdown:
     def _stop_workers(self, signum: int, grace_s: float) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s + AGENT_OVERTIME_S)
         self._nodes.stop_connecting()
-        if self.requests.count > 1 or not self._config.hosts:  # Over SSH, each wake-up needs another session.
+        # To wake the agents on other hosts takes a session for each of them over SSH.
+        if self.requests.count > 1 or not self._config.hosts:
             for node in self._nodes.connected:
                 node.handle.wake()
         self._nodes.send(StopWorkers(signum, grace_s))

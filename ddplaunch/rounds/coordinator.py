@@ -75,7 +75,7 @@ class Coordinator:
         attempt: number of the current round.
         departing: assigned nodes that leave if another round follows the current one. No round is formed with them: the
             launcher first assigns others, or says that they stay.
-        spares: number of hosts with which the launcher can replace assigned nodes.
+        spares: number of hosts on which the launcher can still start a node, to replace an assigned one.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
     """
@@ -197,8 +197,8 @@ class Coordinator:
                 self.participants.append(index)
         return []
 
-    def _rejection(self, node_index: int, reason: str, leaves: str = "") -> Outgoing:
-        return Outgoing(node_index, RoundVerdict(self.attempt, "failed", reason=reason, node_leaves=leaves))
+    def _rejection(self, node_index: int, reason: str, why_node_leaves: str = "") -> Outgoing:
+        return Outgoing(node_index, RoundVerdict(self.attempt, "failed", reason=reason, node_leaves=why_node_leaves))
 
     # A node whose hardware is not sound takes no part.
 

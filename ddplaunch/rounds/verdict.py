@@ -3,8 +3,8 @@
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
 restart is left and can help, the verdict, and the result of each node. Pure, but for the count of restarts that it is
 given. A launcher of all nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after a loss,
-``Participants.leave`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that restarts more
-often than the user allows.
+``Participants.retire_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that
+restarts more often than the user allows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _GOES_ON = "the job goes on with other nodes"
 _MOVES = "the job goes on with another rendezvous"
 _SUCCEEDED = "all workers have succeeded"
 _STOPPED = "not restarted: the run was stopped"
-_FAILED_BESIDES = f"{NEVER_RESTARTED}, and a worker has failed, not because of the loss"
+_FAILED_TOO = f"{NEVER_RESTARTED}, and a worker has failed, not because of the loss"
 _LOST = "not restarted: the rendezvous is lost"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
 
@@ -60,7 +60,7 @@ _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
 # What the nodes report.
 
 
-def report(result: AttemptResult, node_index: int, *, is_stopping: bool, has_unkillable: bool) -> WorkersEnded:
+def workers_ended(result: AttemptResult, node_index: int, *, is_stopping: bool, has_unkillable: bool) -> WorkersEnded:
     """What the coordinator must know of a node's ``result``; ``is_stopping``: somebody stops this node."""
     return WorkersEnded(
         result.attempt,
@@ -78,6 +78,13 @@ def report(result: AttemptResult, node_index: int, *, is_stopping: bool, has_unk
 @dataclass
 class RoundReports:
     """Everything that the nodes have reported on one round so far.
+
+    What follows (``verdict``) is said by the first of these that holds:
+
+    - ``has_failed``: a worker has failed, and not because its peers were lost or stopped: a restart, if one is left;
+    - ``stop_reason``: a node was stopped: the end;
+    - ``has_changed``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart;
+    - else all workers have succeeded: the end.
 
     Attributes:
         reason: why the round ended, if no worker's failure ended it.
@@ -252,7 +259,7 @@ def verdict(attempt: int, reports: RoundReports, restarts: Restarts, too_few: st
     can.
     """
     cause, has_failed = reports.cause, reports.has_failed
-    # A lost node may be the cause of what then looks alike in several rounds.
+    # A lost node may be the cause of what then looks alike in several rounds; a script that gives up has its reason.
     restarts.note(cause if cause and (cause.give_up or not reports.node_lost) else None)
     outcome, end = _end(reports, restarts, too_few)
     is_change = not end and not has_failed
@@ -277,7 +284,7 @@ def _end(reports: RoundReports, restarts: Restarts, too_few: str) -> tuple[Outco
     if reports.has_failed:
         why_none = _STOPPED if reports.stop_reason else restarts.why_none or too_few
         # The user has read that the job can go on without the lost node.
-        return "failed", _FAILED_BESIDES if reports.node_lost and why_none == NEVER_RESTARTED else why_none
+        return "failed", _FAILED_TOO if reports.node_lost and why_none == NEVER_RESTARTED else why_none
     if reports.stop_reason:
         return "stopped", _STOPPED
     if reports.has_changed:

@@ -231,7 +231,7 @@ class MultiNodeRendezvous(Rendezvous):
         if client is None or client.has_left:
             return verdicts.of_node_that_left(result)
         index = client.index or 0
-        client.send(verdicts.report(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
+        client.send(verdicts.workers_ended(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
         verdict = self._await_verdict(client, result.outcome == "succeeded")
         if verdict is None:
             if not is_stopping and self._over_reason:

@@ -56,7 +56,7 @@ class SingleNodeRendezvous(Rendezvous):
         from ddplaunch.rounds import verdict as verdicts
 
         is_stopping = self._is_stopping()
-        ended = verdicts.report(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
+        ended = verdicts.workers_ended(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
         verdict = replace(self._answer(RoundVerdict, ended), cause=None, reason="")  # ``result`` says both.
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
