@@ -1,4 +1,4 @@
-"""The commands that are not a run: one table, what they have in common, and what they cannot be combined with.
+"""The commands that are not a run: one table, what they get and have in common, and what they cannot be combined with.
 
 Runs in the process that the user started, and imports a command when it is given.
 """
@@ -6,19 +6,21 @@ Runs in the process that the user started, and imports a command when it is give
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import ROWS
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.rows import Command, load
+from ddplaunch.timeouts import TimeoutConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.rows import Option
 
 _ROWS = {row.long_name: row for row in ROWS}
@@ -31,6 +33,42 @@ WORDS = {row.option.removeprefix("--") for row in COMMANDS}
 
 OF_COMMANDS = {row.name for row in ROWS if row.of} | {_ROWS[row.option].name for row in COMMANDS}
 """Names of the options that are not of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asks a command for.
+
+    Attributes:
+        value: the value of the command's option; empty for a flag.
+        options: the values of all options by name. Those of the command itself are parsed, as its row says.
+        show: prints a result on stdout.
+        report: prints a message on stderr, unless --quiet is given.
+        hosts: the other machines, of a command that takes hosts.
+        remote: how to connect to them.
+        grace_s: --shutdown-timeout, of a command that takes hosts.
+        configure: returns the configuration of a run with the user's options, and those that are given in their place.
+    """
+
+    value: Any
+    options: Mapping[str, Any]
+    show: Callable[[str], None]
+    report: Callable[[str], None]
+    configure: Callable[..., LaunchConfig]
+    hosts: tuple[Host, ...] = ()
+    remote: RemoteConfig = RemoteConfig()
+    grace_s: float = TimeoutConfig.shutdown_timeout_s
+
+    @property
+    def log_dir(self) -> str | None:
+        """--log-dir."""
+        log_dir: str | None = self.options["log_dir"]
+        return log_dir
+
+    @property
+    def is_verbose(self) -> bool:
+        """--verbose."""
+        return bool(self.options["verbose"])
 
 
 def chosen(options: Mapping[str, Any]) -> Command | None:
@@ -66,7 +104,6 @@ def run(
         UsageError, LaunchError: as the command; or it cannot be combined with an option.
     """
     from ddplaunch.cli.build_config import connection_options
-    from ddplaunch.launcher.request import Request
 
     _check(command, options)
     own = {row.name: _value(row, options) for row in ROWS if command.option in (row.of, row.long_name)}

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddplaunch import features
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
 
@@ -71,37 +69,6 @@ class RunServices(NamedTuple):
     def send_to_all(self, order: Order) -> None:
         """Send an order to all nodes of the job, also to those of other launchers."""
         self.nodes.send(OrderToNodes(order) if self.config.each_node_has_launcher else order)
-
-
-@dataclass
-class Question:
-    """An order that all nodes of an attempt answer, each by a report with its number, until ``deadline``.
-
-    Attributes:
-        expected: the nodes that answer; empty until the first answer says which those are.
-        answered: those that have.
-    """
-
-    number: int
-    attempt: int
-    deadline: float
-    expected: set[int]
-    answered: set[int] = field(default_factory=set)
-
-    def awaits(self, index: int, number: int) -> bool:
-        """Whether a report of node ``index`` with this number is an answer, and its first."""
-        return number == self.number and index not in self.answered
-
-    def on_answer(self, index: int, participants: Sequence[int]) -> bool:
-        """Node ``index``, one of ``participants``, has answered. Returns whether all have."""
-        self.answered.add(index)
-        self.expected = self.expected or set(participants)
-        return not self.missing
-
-    @property
-    def missing(self) -> set[int]:
-        """The nodes that have not answered."""
-        return self.expected - self.answered
 
 
 class ControlRequest(NamedTuple):

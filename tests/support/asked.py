@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ddplaunch.cli.commands import Request
 from ddplaunch.config import LaunchConfig
-from ddplaunch.launcher.request import Request
 
 _OPTIONS = {
     "log_dir": None,

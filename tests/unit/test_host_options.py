@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import main
+from ddplaunch.cli.commands import Request
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.launcher.request import Request
 from tests.support import command_lines, golden
 
 

@@ -41,9 +41,9 @@ from ddplaunch.transport.failures import failures_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.features.check.queries import NodeGpuRates
     from ddplaunch.features.runs.asked_nodes import QueriedNode
-    from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.failures import HostFailure
 

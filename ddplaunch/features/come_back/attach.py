@@ -26,8 +26,8 @@ from ddplaunch.text import quote
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.run_folders import RunFolder
-    from ddplaunch.launcher.request import Request
 
 
 CONSOLE_LOG = "console.log"

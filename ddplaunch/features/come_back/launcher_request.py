@@ -25,8 +25,8 @@ from ddplaunch.system import unix_socket
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
+    from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.run_folders import RunFolder
-    from ddplaunch.launcher.request import Request
 
 _ANSWER_S = 5.0
 

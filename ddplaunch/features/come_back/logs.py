@@ -20,9 +20,9 @@ from ddplaunch.text import fold_ints, quote, ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.run_folders import RunFolder
     from ddplaunch.features.runs.run_json import Json
-    from ddplaunch.launcher.request import Request
 
 
 _STREAMS = ("stdout", "stderr")

@@ -25,7 +25,7 @@ from ddplaunch.text import elapsed, local_time, quote, table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddplaunch.launcher.request import Request
+    from ddplaunch.cli.commands import Request
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.system.files.run_folder import RunFacts
 

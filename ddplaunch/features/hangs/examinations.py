@@ -24,7 +24,7 @@ from ddplaunch.features.hangs.records import (
     WorkersExamined,
 )
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Question, Watch
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import RequestRefused
@@ -44,6 +44,37 @@ if TYPE_CHECKING:
 
 EXAMINATION_S = 20.0
 """Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
+
+
+@dataclass
+class Question:
+    """An order that all nodes of an attempt answer, each by a report with its number, until ``deadline``.
+
+    Attributes:
+        expected: the nodes that answer; empty until the first answer says which those are.
+        answered: those that have.
+    """
+
+    number: int
+    attempt: int
+    deadline: float
+    expected: set[int]
+    answered: set[int] = field(default_factory=set)
+
+    def awaits(self, index: int, number: int) -> bool:
+        """Whether a report of node ``index`` with this number is an answer, and its first."""
+        return number == self.number and index not in self.answered
+
+    def on_answer(self, index: int, participants: Sequence[int]) -> bool:
+        """Node ``index``, one of ``participants``, has answered. Returns whether all have."""
+        self.answered.add(index)
+        self.expected = self.expected or set(participants)
+        return not self.missing
+
+    @property
+    def missing(self) -> set[int]:
+        """The nodes that have not answered."""
+        return self.expected - self.answered
 
 
 @dataclass

@@ -19,9 +19,9 @@ from ddplaunch.protocol.control import ANSWER_S, RequestRefused
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.features.ps.queries import RunOnHost
     from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries
-    from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.control import Answer
 
 _END_S = ANSWER_S + 15

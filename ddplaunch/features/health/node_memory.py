@@ -25,10 +25,10 @@ from ddplaunch.text import plural, quote, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.health.nodes_file import Entries
-    from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
 _MAX_REASONS = 3

@@ -17,7 +17,7 @@ from ddplaunch.features.runs import run_folders
 from ddplaunch.system.files import kept_files, run_folder
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.request import Request
+    from ddplaunch.cli.commands import Request
 
 FILE = "run.html"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddplaunch.launcher.request import Request
+    from ddplaunch.cli.commands import Request
 
 _ADDRESS = "127.0.0.1"
 _HOSTS = (_ADDRESS, "localhost")

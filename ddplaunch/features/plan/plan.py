@@ -31,8 +31,8 @@ from ddplaunch.transport.agent_process import COMMAND
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.transport.handle import Transport
 

@@ -28,9 +28,9 @@ from ddplaunch.transport.failures import failures_table
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.features.ps.queries import ProcessKind, RunOnHost
-    from ddplaunch.launcher.request import Request
 
 
 _END_S = 30.0

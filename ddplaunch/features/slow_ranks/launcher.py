@@ -16,9 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
+from ddplaunch.features.hangs.examinations import Question
 from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleCollectives
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Question, Watch
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import escape, median, size

@@ -26,9 +26,9 @@ from ddplaunch.text import elapsed, escape, fold_ints, plural, size, table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.run_folders import RunFolder
     from ddplaunch.features.usage.quantities import Quantity
-    from ddplaunch.launcher.request import Request
 
 _MAX_EVENT_BYTES = 32 << 20
 _MAX_BYTES = 64 << 20
