@@ -218,7 +218,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """Those settings of a run that its agents need, too: an agent gets them in its ``AgentSpec``.
+    """The settings that launcher and agents share: ``launcher.setup.agent_spec`` copies each to the ``AgentSpec``.
 
     Attributes:
         max_restarts: restarts after a failure; an attempt that follows a lost or a new node is not counted.

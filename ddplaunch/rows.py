@@ -31,7 +31,7 @@ class Condition:
     Attributes:
         text: as in "has an effect only with --dry-run".
         holds: whether a LaunchConfig is like that.
-        is_needed: the option is an error if it is not; otherwise --plan says that it has no effect.
+        is_error: whether the option is an error if it is not; otherwise --plan says that it has no effect.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class Condition:
         text: str,
         holds: Callable[[Any], bool],
         *,
-        is_needed: bool = True,
+        is_error: bool = True,
     ) -> None:
         self.text = text
         self.holds = holds
-        self.is_needed = is_needed
+        self.is_error = is_error
 
 
 DRY_RUN = Condition("with --dry-run", lambda config: config.dry_run)
-REAL_RUN = Condition("without --dry-run", lambda config: not config.dry_run, is_needed=False)
+REAL_RUN = Condition("without --dry-run", lambda config: not config.dry_run, is_error=False)
 LOGS = Condition("with log files, and --log-dir /dev/null keeps none", lambda config: config.output.keeps_files)
 PYTHON = Condition("without --no-python", lambda config: config.entry != "program")
 HOSTS = Condition("with --hosts or --hostfile", lambda config: config.dry_run or bool(config.hosts))
@@ -64,7 +64,7 @@ class Option:
         metavar: name of the value on the help page; None: a flag.
         text: description on the help page.
         default: value if neither the command line nor the environment gives one.
-        pet: it is one of torchrun's, which the variable ``PET_<NAME>`` sets, too.
+        pet: it is an option of torchrun; the variable ``PET_<NAME>`` sets it, too.
         can_be_bare: it may stand without its value, which is empty then.
         multiple: it may be given several times.
         hidden: it is not on the help page.
@@ -79,7 +79,7 @@ class Option:
             default. Empty: several options together decide, in ``cli.build_config``.
         gives: value of a flag.
         variable: name of a variable of the environment that has its text if it is not given.
-        only: without these it has no effect.
+        only: conditions; if one does not hold, it has no effect.
         names_hosts: it names hosts, all or some: with hosts, one launcher starts all nodes.
         heading: that of the help page below which it stands; of a feature's option.
         after: in place of ``heading``: it stands below this option. One with ``of`` stands below that.
@@ -223,7 +223,6 @@ def load(path: str) -> Any:
 
 
 MAX_RANK = 1_000_000
-_MAX_PORT = 65535
 
 
 def parse_whole(text: str, option: str) -> int:
@@ -295,14 +294,3 @@ def parse_ranks(text: str, option: str) -> frozenset[int] | None:
             raise OptionError(option, text, "must be ranks like 0,4-7")
         ranks.update(range(first, last + 1))
     return frozenset(ranks)
-
-
-def parse_port(text: str, option: str) -> int:
-    """A port; 0, any free one, for an empty text.
-
-    Raises:
-        OptionError: anything else.
-    """
-    if text and not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _MAX_PORT):
-        raise OptionError(option, text, "not a port", f"A port is a number from 1 to {_MAX_PORT}.")
-    return int(text or 0)

@@ -177,7 +177,7 @@ def checked(config: LaunchConfig) -> LaunchConfig:
         for condition in row.only if is_set else ():
             if not condition.holds(config):
                 text = f"{row.long_name} has an effect only {condition.text}"
-                if condition.is_needed:
+                if condition.is_error:
                     raise UsageError(text, "", (row.long_name,))
                 notices.append(StartNotice("unused", text))
     return replace(config, notices=(*config.notices, *notices)) if notices else config

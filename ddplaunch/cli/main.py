@@ -197,9 +197,9 @@ def _run(argv: Sequence[str] | None) -> int:
         report = (lambda _: None) if config.output.verbosity < 0 else _print
         return int(load(parsed.start)(config, _show, report))
     from ddplaunch.launcher.launch import launch
-    from ddplaunch.system import terminal
+    from ddplaunch.system import signals
 
-    terminal.is_own = True
+    signals.owns_terminal = True
     return launch(config, ends_process=True).exit_code
 
 

@@ -18,6 +18,7 @@ from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
 from ddplaunch.cluster.job import ScheduledTask, SlurmJob
+from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural
@@ -48,7 +49,7 @@ class CompletedOptions:
     endpoint_source: SchedulerInfo | None = None
     task: ScheduledTask | None = None
     notices: tuple[StartNotice, ...] = ()
-    transport: str = "ssh"
+    transport: str = RemoteConfig.transport
     slurm_job: SlurmJob | None = None
 
 

@@ -29,6 +29,9 @@ SENT_TO_RUNS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, si
 """Schedulers and terminals send them, some to the tasks of a step, such as agents, and some to every process."""
 
 
+owns_terminal = False
+"""Whether this process is the command ``ddplaunch``: the terminal of another program is not ours to leave."""
+
 _MOMENT_S = 0.5
 
 

@@ -19,7 +19,7 @@ from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, Transport
+from ddplaunch.transport.handle import Transport
 from ddplaunch.transport.local import PopenHandle
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ _KILLED_S = 3.0
 
 
 class CommandHandle(PopenHandle):
-    """One agent on another node. Posts AgentConnected and the agent's records, or a HostFailure and no other event."""
+    """One agent on another node.
+
+    Posts AgentConnected, the agent's records and ChannelClosed, or a HostFailure and no other event.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class CommandHandle(PopenHandle):
             failure = remote_start.check_facts(self.host, facts, self._start, tuple(self._output_lines))
             if failure is None:
                 self._is_connected = True
-                self._post(AgentConnected(facts))
+                self._post_connected(self.host, facts)
                 self._in_thread("from", self._receive)
             return failure
         except (EOFError, OSError):
@@ -154,7 +157,10 @@ class CommandTransport(Transport):
     @staticmethod
     @abc.abstractmethod
     def carrier(config: LaunchConfig, host: str) -> tuple[str, ...]:
-        """The command and its options; behind them follows what it executes on ``host``."""
+        """The command and its options; behind them follows what it executes on the node ``host``, a display name.
+
+        It carries stdin and stdout without a terminal, ends at SIGTERM, and exits with the code of what it executes.
+        """
 
     @classmethod
     def command(cls, config: LaunchConfig, host: str) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class AgentHandle(abc.ABC):
 
     @abc.abstractmethod
     def kill(self) -> None:
-        """SIGKILL the agent; the kernel then kills its workers."""
+        """End the agent at once; the kernel then kills its workers."""
 
     @abc.abstractmethod
     def close(self, timeout_s: float = 5.0) -> int | None:
@@ -95,6 +95,12 @@ class AgentHandle(abc.ABC):
         Returns:
             Its returncode; None if that is unknown.
         """
+
+    def _post_connected(self, host: object, facts: NodeFacts) -> None:
+        """Post that the agent has been started on another machine, ``host``, and what has come of a keeper there."""
+        self._post(AgentConnected(facts))
+        if facts.kept:
+            self._post(Notice(f"{host}: {facts.kept}", 1))
 
     def _deliver_records(self, stream: BinaryIO) -> bool:
         """Read the agent's records from ``stream`` until it closes: output is shown, the other records are posted.

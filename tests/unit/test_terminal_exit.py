@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.features.come_back import launcher
 from ddplaunch.protocol.control import LeaveTerminal, RequestGranted, RequestRefused
-from ddplaunch.system import terminal
+from ddplaunch.system import signals
 
 
 class Messages:
@@ -44,8 +44,8 @@ class Nodes:
 def own(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The terminal is the command's, and leaving it does nothing."""
     calls: list[str] = []
-    monkeypatch.setattr(terminal, "is_own", True)
-    monkeypatch.setattr(terminal, "leave", lambda: calls.append("left"))
+    monkeypatch.setattr(signals, "owns_terminal", True)
+    monkeypatch.setattr(launcher, "_leave_terminal", lambda: calls.append("left"))
     return calls
 
 
@@ -71,6 +71,6 @@ def test_what_needs_the_terminal_keeps_it(own: list[str], monkeypatch: pytest.Mo
     starting = Messages()
     starting.has_workers = False
     assert answer(starting) == RequestRefused("its workers have not started yet")
-    monkeypatch.setattr(terminal, "is_own", False)
+    monkeypatch.setattr(signals, "owns_terminal", False)
     assert "started by a Python program" in answer(Messages()).reason  # type: ignore[attr-defined]
     assert own == []

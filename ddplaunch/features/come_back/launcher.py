@@ -6,13 +6,15 @@ more. console.log goes on.
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.control import LeaveTerminal, RequestGranted, RequestRefused
-from ddplaunch.system import terminal
+from ddplaunch.system import signals
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.watches import ControlRequest, RunServices
@@ -36,7 +38,7 @@ class TerminalExit(Watch):
 
     def _leave(self) -> RequestGranted | RequestRefused:
         messages = self._run.messages
-        if not terminal.is_own or threading.current_thread() is not threading.main_thread():
+        if not signals.owns_terminal or threading.current_thread() is not threading.main_thread():
             return RequestRefused("it was started by a Python program, which has the terminal")
         if not messages.has_workers:
             return RequestRefused("its workers have not started yet")
@@ -47,8 +49,18 @@ class TerminalExit(Watch):
         messages.show(text, Level.NORMAL, kind="terminal_left")
         messages.console.wait_shown(_SHOW_S)
         messages.console.leave_terminal()
-        terminal.leave()
+        _leave_terminal()
         return RequestGranted()
+
+
+def _leave_terminal() -> None:
+    """Ignore SIGHUP, and use /dev/null for the standard streams that are a terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in (0, 1, 2):
+        if os.isatty(fd):
+            os.dup2(null, fd)
+    os.close(null)
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:

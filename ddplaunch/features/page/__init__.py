@@ -8,7 +8,7 @@ says so. All text comes from other processes: it is escaped. Must not need the n
 
 def rows() -> tuple[object, ...]:
     """``--no-page``, ``--page``, ``--serve``."""
-    from ddplaunch.rows import EXISTING_RUNS, Command, Option, flag, parse_port
+    from ddplaunch.rows import EXISTING_RUNS, Command, Option, flag
 
     return (
         flag(
@@ -30,9 +30,22 @@ def rows() -> tuple[object, ...]:
             "[PORT]",
             "Show the pages of your runs on 127.0.0.1, at this port or at any free one, until Ctrl-C.",
             can_be_bare=True,
-            parse=parse_port,
+            parse=_parse_port,
             heading=EXISTING_RUNS,
         ),
         Command("--serve", run="ddplaunch.features.page.serve:serve"),
         Command("--page", run="ddplaunch.features.page.make:page"),
     )
+
+
+def _parse_port(text: str, option: str) -> int:
+    """A port; 0, any free one, for an empty text.
+
+    Raises:
+        OptionError: anything else.
+    """
+    from ddplaunch.errors import OptionError
+
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= 65535):
+        raise OptionError(option, text, "not a port", "A port is a number from 1 to 65535.")
+    return int(text or 0)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import RemoteConfig
 from ddplaunch.protocol import first_failure
+from ddplaunch.threads import OncePerKey
 from ddplaunch.transport.failures import ConnectFailed
 from ddplaunch.transport.ssh import session, sockets
 from ddplaunch.transport.ssh.config import ConfigError, HostConfig, resolve
 from ddplaunch.transport.ssh.keys import KeyRing
 from ddplaunch.transport.ssh.known_hosts import KnownHosts
-from ddplaunch.transport.ssh.once import OncePerKey
 
 if TYPE_CHECKING:
     import socket

@@ -20,7 +20,7 @@ from ddplaunch.text import plural
 from ddplaunch.threads import in_thread
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import ConnectFailed, HostFailure
-from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, Transport
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
 from ddplaunch.transport.ssh.connections import Connections
 from ddplaunch.transport.ssh.session import close_now, transport_deadline
 
@@ -206,9 +206,7 @@ class SshHandle(AgentHandle):
         self._pid = facts.pid
         self._is_connected = True
         stream.on_stderr_line = lambda line: self._post(Notice(f"{self.host}: {line}"))
-        self._post(AgentConnected(facts))
-        if facts.kept:
-            self._post(Notice(f"{self.host}: {facts.kept}", 1))
+        self._post_connected(self.host, facts)
         return channel, reader
 
     def _not_started(self, is_late: bool, reason: str, lines: deque[str]) -> ConnectFailed:

@@ -10,8 +10,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddplaunch.threads import OncePerKey
 from ddplaunch.transport.failures import ConnectFailed
-from ddplaunch.transport.ssh.once import OncePerKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,19 +46,8 @@ class _KeyFile(NamedTuple):
     has_certificate: bool = False
 
 
-class KeyRing:
-    """Key files, each read once for all hosts. Any thread."""
-
-    def __init__(self) -> None:
-        self._files: OncePerKey[_KeyFile | None] = OncePerKey()
-
-    def files(self, config: HostConfig) -> Iterator[_KeyFile]:
-        """The existing identity files, each with its certificates first and then without one."""
-        for path in config.identity_files:
-            for certificate in (*config.certificate_files, f"{path}-cert.pub", ""):
-                file = self._files.get((path, certificate), functools.partial(_read, path, certificate))
-                if file:
-                    yield file
+KeyRing = OncePerKey[_KeyFile | None]
+"""Key files by path and certificate, each read once for all hosts; None if there is no such file."""
 
 
 def log_in(transport: paramiko.Transport, config: HostConfig, ring: KeyRing) -> None:
@@ -104,7 +93,7 @@ def _candidates(
     config: HostConfig, ring: KeyRing, agent_keys: list[paramiko.AgentKey], tried: list[str]
 ) -> Iterator[tuple[str, paramiko.PKey]]:
     """Keys in ssh's order: those of the ssh-agent that are also identity files, its other keys, then the files."""
-    files = list(ring.files(config))
+    files = list(_files(config, ring))
     named = {file.public for file in files}
     configured = [key for key in agent_keys if key.get_base64() in named]
     others = [] if config.identities_only else [key for key in agent_keys if key not in configured]
@@ -118,6 +107,15 @@ def _candidates(
             yield file.path, file.key
         elif file.problem:
             tried.append(f"{file.path} ({file.problem})")
+
+
+def _files(config: HostConfig, ring: KeyRing) -> Iterator[_KeyFile]:
+    """The existing identity files, each with its certificates first and then without one."""
+    for path in config.identity_files:
+        for certificate in (*config.certificate_files, f"{path}-cert.pub", ""):
+            file = ring.get((path, certificate), functools.partial(_read, path, certificate))
+            if file:
+                yield file
 
 
 def _ssh_agent_keys(path: str) -> tuple[socket.socket | None, list[paramiko.AgentKey]]:
