@@ -55,14 +55,21 @@ def two_amd_gpus(tmp_path: Path) -> str:
 # What is there
 
 
-def test_a_node_without_drivers_has_no_gpu(tmp_path: Path) -> None:
-    assert devices.gpu_pci_addresses(str(tmp_path)) == ()
-    assert devices.visible_devices({}, None, str(tmp_path)) is None
+def test_the_gpus_of_a_node_are_those_that_its_drivers_show(tmp_path: Path) -> None:
+    """A question is the GPUs of a node: addresses of NVIDIA, or kfd nodes of AMD by location and domain."""
 
+    def addresses(question: str) -> str:
+        driver, *found = question.split()
+        root = tmp_path / str(len([*tmp_path.iterdir()]))
+        root.mkdir()
+        if driver == "nvidia":
+            nvidia_node(root, *found)
+        else:
+            places = ([int(number, 16) for number in each.split("/")] for each in found if each != "cpu")
+            amd_node(root, *(AMD_CPU if each == "cpu" else amd_gpu(*next(places)) for each in found))
+        return " ".join(devices.gpu_pci_addresses(str(root))) or "none"
 
-def test_nvidia_gpus_come_in_pci_order_in_lower_case(tmp_path: Path) -> None:
-    root = nvidia_node(tmp_path, "0001:00:00.0", "0000:E3:00.0", "0000:1b:00.0", "10000:01:00.0")
-    assert devices.gpu_pci_addresses(root) == ("0000:1b:00.0", "0000:e3:00.0", "0001:00:00.0", "10000:01:00.0")
+    golden.check_answers("gpus_of_nodes", addresses)
 
 
 def test_a_gpu_that_the_jobs_device_cgroup_forbids_is_not_counted(
@@ -72,20 +79,6 @@ def test_a_gpu_that_the_jobs_device_cgroup_forbids_is_not_counted(
         write(Path(eight_gpus, f"dev/nvidia{minor}"), "")
     monkeypatch.setattr(os, "access", lambda path, mode: str(path)[-1] in "23")
     assert devices.gpu_pci_addresses(eight_gpus) == ("0000:12:00.0", "0000:13:00.0", "0000:17:00.0")
-
-
-def test_amd_gpus_are_the_kfd_nodes_with_simds_in_their_order(two_amd_gpus: str) -> None:
-    assert devices.gpu_pci_addresses(two_amd_gpus) == ("0000:23:00.0", "0001:03:00.0")
-
-
-def test_the_tenth_kfd_node_comes_after_the_ninth(tmp_path: Path) -> None:
-    root = amd_node(tmp_path, AMD_CPU, AMD_CPU, *(amd_gpu(bus << 8) for bus in range(1, 11)))
-    assert devices.gpu_pci_addresses(root) == tuple(f"0000:{bus:02x}:00.0" for bus in range(1, 11))
-
-
-def test_partitions_of_one_amd_gpu_count_each_and_share_its_address(tmp_path: Path) -> None:
-    root = amd_node(tmp_path, amd_gpu(0x2300), amd_gpu(0x2300 | 1 << 28))
-    assert devices.gpu_pci_addresses(root) == ("0000:23:00.0", "0000:23:00.0")
 
 
 def test_a_kfd_node_that_cannot_be_read_is_no_gpu(two_amd_gpus: str) -> None:
@@ -144,10 +137,6 @@ def test_a_gpu_is_found_by_index_and_by_the_beginning_of_its_uuid(eight_gpus: st
 # What workers may use
 
 
-def test_all_gpus_are_visible_where_nobody_says_otherwise(eight_gpus: str) -> None:
-    assert devices.visible_devices({}, None, eight_gpus) == EIGHT
-
-
 def test_which_devices_are_visible_or_why_a_request_is_refused(eight_gpus: str) -> None:
     def visible(question: str) -> str:
         variables, _, requested = question.partition("--gpus ")
@@ -157,20 +146,15 @@ def test_which_devices_are_visible_or_why_a_request_is_refused(eight_gpus: str) 
     golden.check_answers("visible_devices", visible)
 
 
-def test_cuda_visible_devices_is_believed_where_gpus_cannot_be_counted(tmp_path: Path) -> None:
-    assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": "0,5"}, None, str(tmp_path)) == ("0", "5")
-
-
-def test_requested_gpus_are_believed_where_none_can_be_counted(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "dxg").touch()
-    assert devices.visible_devices({}, ("0", "9"), str(tmp_path)) == ("0", "9")
-
-
-def test_requested_gpus_are_refused_where_there_is_no_driver(tmp_path: Path) -> None:
+def test_what_is_named_is_believed_where_gpus_cannot_be_counted_unless_there_is_no_driver(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no GPU here; without --gpus .* --dry-run"):
         devices.visible_devices({}, ("0", "9"), str(tmp_path))
-    assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": "0,9"}, ("9",), str(tmp_path)) == ("9",)
+    named = {"CUDA_VISIBLE_DEVICES": "0,9"}
+    assert devices.visible_devices({}, None, str(tmp_path)) is None
+    assert devices.visible_devices(named, None, str(tmp_path)) == ("0", "9")
+    assert devices.visible_devices(named, ("9",), str(tmp_path)) == ("9",)
+    write(tmp_path / "dev/dxg", "")
+    assert devices.visible_devices({}, ("0", "9"), str(tmp_path)) == ("0", "9")
 
 
 def test_amd_nodes_go_by_the_variable_that_hip_and_torch_obey(two_amd_gpus: str) -> None:
@@ -205,12 +189,6 @@ def test_the_number_of_workers_follows_the_word(tmp_path: Path, monkeypatch: pyt
     golden.check_answers("worker_counts", count)
 
 
-@pytest.mark.parametrize("word", ["gpu", "xpu"])
-def test_a_word_that_gives_no_worker_is_refused(word: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"has no {word} that"):
-        devices.resolve_nproc(word, (), 1, str(tmp_path))
-
-
 def test_xpus_are_the_render_nodes_with_intels_drivers(tmp_path: Path) -> None:
     for number, driver in enumerate(["i915", "xe", "amdgpu"], start=128):
         write(tmp_path / f"dev/dri/renderD{number}", "")
@@ -222,17 +200,13 @@ def test_xpus_are_the_render_nodes_with_intels_drivers(tmp_path: Path) -> None:
     assert devices.resolve_nproc("auto", None, 1, str(tmp_path)) == len(os.sched_getaffinity(0))
 
 
-def test_each_worker_gets_its_run_of_neighbouring_devices() -> None:
-    visible = ("7", "2", "4", "0", "1")
-    assert [devices.devices_of(i, visible, 2, 2) for i in range(2)] == [("7", "2"), ("4", "0")]
+def test_each_worker_gets_its_run_of_neighbouring_devices_or_all_of_them() -> None:
+    """A question is the visible devices, those per worker and the number of workers."""
 
+    def shares(question: str) -> str:
+        visible, per_worker, nproc = question.split()
+        ids = () if visible == "none" else tuple(visible.split(","))
+        found = [devices.devices_of(rank, ids, int(per_worker), int(nproc)) for rank in range(int(nproc))]
+        return " ".join(map(",".join, found))
 
-def test_a_worker_without_a_share_of_its_own_gets_all_devices() -> None:
-    assert devices.devices_of(6, ("3", "1"), 0, 8) == ("3", "1")
-
-
-def test_too_few_devices_are_told_in_numbers() -> None:
-    with pytest.raises(ValueError, match=r"3 x 2 = 6 GPUs .* are needed, but 5 can be used \(0,1,2,3,4\)"):
-        devices.devices_of(0, tuple("01234"), 2, 3)
-    with pytest.raises(ValueError, match=r"but 0 can be used \(none\)"):
-        devices.devices_of(0, (), 1, 1)
+    golden.check_answers("devices_of_workers", shares)
