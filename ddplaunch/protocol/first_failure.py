@@ -27,8 +27,8 @@ seen, so such an error may be dated before the failure that caused it."""
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 _FRAME = r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)'
-_WORKER_PACKAGE = re.escape(os.path.dirname(os.path.dirname(__file__)) + "/worker")
-_LIBRARY_PATH = rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_WORKER_PACKAGE}/|^<"
+_PACKAGE = re.escape(os.path.dirname(os.path.dirname(__file__)))
+_LIBRARY_PATH = rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_PACKAGE}/(worker|features)/|^<"
 """Texts: most processes that load this module need neither."""
 
 KILLED_HINT = "SIGKILL came from outside: a user's kill, the kernel's out-of-memory killer or a job scheduler."

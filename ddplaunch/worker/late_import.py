@@ -1,10 +1,9 @@
-"""What happens when the script imports a module: torch, which is preloaded, or one that a feature patches.
+"""Hides the preloaded torch in a forked worker until the script imports it, and then notices what it has set for torch.
 
-Runs in a worker, in the thread that imports.
+Runs in the worker, in the thread that imports.
 
-A forked worker hides the preloaded torch until the script imports it, and then notices variables that the script has
-set for it. In a new process torch reads these variables when the script imports it; here it has read them before the
-fork. A module that a feature patches must not be loaded ahead only for that: the patch waits for the import, too.
+In a new process torch reads its environment variables when the script imports it; here it has read them before the
+fork.
 """
 
 from __future__ import annotations
@@ -14,17 +13,12 @@ import copy
 import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from importlib.machinery import ModuleSpec
     from types import ModuleType
-
-    Patch = Callable[[ModuleType], None]
-
-# The preloaded torch.
 
 _names: tuple[str, ...] = ()
 _modules_seen = 0
@@ -108,51 +102,3 @@ _SETTERS: dict[str, Callable[[Any], object]] = {
     "TORCH_DISTRIBUTED_DEBUG": lambda torch: torch.distributed.set_debug_level_from_env(),
 }
 """Variable -> what gives its present value an effect."""
-
-
-# A module that a feature patches.
-
-
-def after_import(name: str, patch: Patch) -> None:
-    """Call ``patch`` with module ``name``: now if it is loaded, otherwise when the script imports it."""
-    if name in sys.modules:
-        patch(sys.modules[name])
-        return
-    finder = next((each for each in sys.meta_path if isinstance(each, _PatchFinder)), None)
-    if finder is None:
-        finder = _PatchFinder()
-        sys.meta_path.insert(0, finder)
-    finder.patches[name] = patch
-
-
-class _PatchFinder(MetaPathFinder):
-    def __init__(self) -> None:
-        self.patches: dict[str, Patch] = {}
-
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in self.patches:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec and spec.loader:
-            spec.loader = _PatchLoader(spec.loader, self.patches[fullname])
-        return spec
-
-
-class _PatchLoader(Loader):
-    """Stands in for a module's loader until the module is loaded."""
-
-    def __init__(self, loader: Loader, patch: Patch) -> None:
-        self._loader, self._patch = loader, patch
-
-    def __getattr__(self, name: str) -> Any:
-        """What a loader may also have, such as ``get_code`` for ``python -m``."""
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._patch(module)

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.worker import late_import
+from ddplaunch.features import worker_patches
 from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ def prepare(socket_name: str, worker: int, stops: bool) -> None:
     """
     global _socket_name, _worker, _stops
     _socket_name, _worker, _stops = socket_name, worker, stops
-    late_import.after_import("pdb", _patch_pdb)
-    late_import.after_import("pudb.debugger", _patch_pudb)
-    late_import.after_import("IPython.terminal.debugger", _patch_ipython)
-    late_import.after_import("IPython.terminal.interactiveshell", _patch_ipython_shell)
-    late_import.after_import("multiprocessing.spawn", _patch_spawn)
+    worker_patches.after_import("pdb", _patch_pdb)
+    worker_patches.after_import("pudb.debugger", _patch_pudb)
+    worker_patches.after_import("IPython.terminal.debugger", _patch_ipython)
+    worker_patches.after_import("IPython.terminal.interactiveshell", _patch_ipython_shell)
+    worker_patches.after_import("multiprocessing.spawn", _patch_spawn)
 
 
 def _patch_pdb(pdb: ModuleType) -> None:

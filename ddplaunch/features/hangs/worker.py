@@ -18,8 +18,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.features import worker_patches
 from ddplaunch.features.hangs import worker_records
-from ddplaunch.worker import late_import
 from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def prepare(socket_name: str) -> None:
     if _C10D in sys.modules:
         watch(sys.modules[_C10D])
     elif "torch" not in sys.modules:
-        late_import.after_import(_C10D, watch)
+        worker_patches.after_import(_C10D, watch)
 
 
 def watch(c10d: ModuleType | None) -> None:

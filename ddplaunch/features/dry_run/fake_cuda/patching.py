@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddplaunch.worker import late_import
+from ddplaunch.features import worker_patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ def replace_class(name: str, make: Callable[..., Any]) -> None:
 
 def when_imported(module: str, action: Callable[[], None]) -> None:
     """Call ``action`` after the import of ``module``, at once if it is imported already. Does not import it."""
-    late_import.after_import(module, lambda _module: action())
+    worker_patches.after_import(module, lambda _module: action())
 
 
 def replace_imported_names() -> None:
