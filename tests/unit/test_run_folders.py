@@ -99,6 +99,8 @@ def test_a_live_run_is_found_in_any_folder(base: Path, tmp_path: Path, monkeypat
     live: list[tuple[str, str, Path | None]] = [("job7", "job7", folder), ("none.0a0b0c", "none", None)]
     monkeypatch.setattr(run_folders, "_live", lambda: iter(live))
     assert find("--attach", "job7", None).name == folder
+    ended = make(tmp_path / "given", "job7", 1)
+    assert find("--attach", "job7", str(ended.parent)).name == ended, "what the user names is meant"
     for text in ("none", "none.0a0b0c"):
         with pytest.raises(LaunchError, match="keeps no files"):
             find("--attach", text, None)

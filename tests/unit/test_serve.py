@@ -158,23 +158,23 @@ def test_a_run_is_found_by_its_id_or_a_unique_beginning(base: Path):
 
 
 def test_runs_elsewhere_are_found_with_log_dir(base: Path, tmp_path: Path):
-    # Of other tests of this user there may be a live run, which is found by its id wherever it is.
-    folder = tmp_path / "logs" / "elsewhere-5c1f"
+    folder = tmp_path / "logs" / "elsewhere"
     run_folders.write(folder, has_samples=False)
     assert paths(folder.name, str(folder.parent)) == [str(folder / "run.html")]
 
 
 def test_a_run_of_several_launchers_has_one_page_and_one_address(base: Path, server: _Server):
-    shared = base / "job7"
+    # Of other tests of this user there may be a live run, which is found by its id wherever it is.
+    shared = base / "shared-5c1f"
     shared.mkdir()
     (shared / ".ddplaunch-nodes").write_text("key")
     for name in ("run-a", "run-b"):
         (base / name).rename(shared / name)
-        text = (shared / name / "report.json").read_text().replace(name, "job7")
+        text = (shared / name / "report.json").read_text().replace(name, shared.name)
         (shared / name / "report.json").write_text(text)
-        text = (shared / name / "run.json").read_text().replace(name, "job7")
+        text = (shared / name / "run.json").read_text().replace(name, shared.name)
         (shared / name / "run.json").write_text(text)
-    assert paths("job7") == [str(shared / "run.html")]
-    assert paths("job7/run-b") == [str(shared / "run-b" / "run.html")]
+    assert paths(shared.name) == [str(shared / "run.html")]
+    assert paths(f"{shared.name}/run-b") == [str(shared / "run-b" / "run.html")]
     (address,) = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])
     assert "2 launchers made this run" in ask(server, f"/{server.token}/{address}")[1]

@@ -103,12 +103,17 @@ def is_running(folder: Path, started: RunFacts) -> bool:
 
 def bases(log_dir: str | None) -> list[Path]:
     """The folders with the run folders of this machine: the default one, and ``log_dir``."""
-    given = Path(log_dir).absolute() if log_dir and log_dir != NO_LOGS else None
-    return list(dict.fromkeys(filter(None, (run_folder.base_at_home(os.environ), given))))
+    return list(dict.fromkeys(filter(None, (run_folder.base_at_home(os.environ), _given(log_dir)))))
+
+
+def _given(log_dir: str | None) -> Path | None:
+    return Path(log_dir).absolute() if log_dir and log_dir != NO_LOGS else None
 
 
 def find(option: str, text: str, log_dir: str | None) -> RunFolder:
-    """The run that ``text``, the value of ``option``, means; of several with one id a live one, else the newest.
+    """The run that ``text``, the value of ``option``, means.
+
+    Of several with one id one in ``log_dir``, if that is given; then a live one, in any folder; then the newest.
 
     Raises:
         UsageError: there is no such run, or several ids begin so.
@@ -118,8 +123,10 @@ def find(option: str, text: str, log_dir: str | None) -> RunFolder:
     word, _, part = text.partition("/")
     if not word:
         raise UsageError(f"{option} {text}: no run id", f"{option} {LAST} is the run that was started last.")
-    found = _named(word, _in_bases(where))
-    if not any(is_running(folder, _started(folder)) for folder in found):
+    given = _given(log_dir)
+    in_given = _named(word, _in_bases([given])) if given else []
+    found = in_given or _named(word, _in_bases(where))
+    if not in_given and not any(is_running(folder, _started(folder)) for folder in found):
         live = {tag: (run_id, folder) for tag, run_id, folder in _live()}
         folders = dict.fromkeys(
             (*_in_bases(where), *(run_of(folder) for _, folder in live.values() if folder is not None))
