@@ -15,14 +15,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddplaunch.errors import USAGE, OptionError
 from ddplaunch.features.gpus.records import Gpu
-from ddplaunch.features.metrics import metrics, prepare
-from ddplaunch.features.metrics.metrics import METRICS, PERIOD_S, MetricsWatch, NodeMetrics, RunMetrics, text
+from ddplaunch.features.metrics import launcher as metrics
+from ddplaunch.features.metrics import prepare
+from ddplaunch.features.metrics.launcher import METRICS, PERIOD_S, MetricsWatch, NodeMetrics, of_run, text
 from ddplaunch.features.usage.records import (
     UsageSampled,
     UsageStarted,
 )
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult, RunResult
+from ddplaunch.system.files import kept_files
 from tests.support import golden
 from tests.support.configs import launch_config
 from tests.support.usage import sample
@@ -36,9 +38,6 @@ STARTED = UsageStarted(
     cpus=4,
     memory_bytes=1 << 40,
 )
-UMASK = os.umask(0o022)
-os.umask(UMASK)
-
 RUN = {"run_id": "job7"}
 NODE = {**RUN, "host": "gpu1", "node": "1"}
 RANK_8, RANK_9 = ({**NODE, "rank": str(rank), "local_rank": str(rank - 8)} for rank in (8, 9))
@@ -62,8 +61,8 @@ def test_a_parser_reads_all_values_of_a_run() -> None:
     node = NodeMetrics(1, "gpu1", STARTED)
     node.add([sample(value=50.0, gpus=1), sample(value=50.0, gpus=1)])
     numbers = {"start_time_seconds": 1000.0, "update_time_seconds": 1010.5, "attempt": 2}
-    run = RunMetrics("job7", "0.1", {**numbers, "restarts_total": 1, "nodes": 0, "workers": 16}, "running")
-    written = text(run, [node])
+    run = of_run("running", {**numbers, "restarts_total": 1, "nodes": 0, "workers": 16}, "0.1")
+    written = text("job7", [*run, *node.values()])
     golden.check("metrics", {"a run of one node": written})
     known = {each.name for each in METRICS} - {"ddplaunch_run_exit_code", "ddplaunch_run_end_time_seconds"}
     assert parsed(written).keys() == known
@@ -73,7 +72,7 @@ def test_what_is_not_known_is_left_out() -> None:
     node = NodeMetrics(1, "gpu1", STARTED)
     ended = {"w.cpu": (1.0, None), "w.rss": (5.0, None), "w.quiet": (None, None), "g.util": (None,)}
     node.add([replace(sample(), values=ended, throttle=(None,))])
-    found = parsed(text(RunMetrics("job7", "0.1", {}), [node]))
+    found = parsed(text("job7", node.values()))
     assert found["ddplaunch_worker_running"] == [(RANK_8, 1), (RANK_9, 0)]
     assert found["ddplaunch_worker_resident_memory_bytes"] == [(RANK_8, 5)]
     assert not {name for name in found if "output" in name or "gpu_throttled" in name or "gpu_util" in name}
@@ -82,7 +81,7 @@ def test_what_is_not_known_is_left_out() -> None:
 def test_labels_are_escaped() -> None:
     name = 'a "b"\\n\n c\\'
     node = NodeMetrics(0, name, STARTED)
-    found = parsed(text(RunMetrics(name, "0.1", {}), [node]))
+    found = parsed(text(name, node.values()))
     ((labels, _),) = found["ddplaunch_node_memory_bytes"]
     assert (labels["run_id"], labels["host"]) == (name, name)
 
@@ -95,8 +94,12 @@ class Watched:
         monkeypatch.setattr(metrics.time, "monotonic", lambda: self.now)
         self.shown: list[str] = []
         nodes = SimpleNamespace(all=[SimpleNamespace(host="gpu0"), SimpleNamespace(host="gpu1")])
-        participants: Any = SimpleNamespace(nodes=nodes, indices=[1])
-        self.watch = MetricsWatch(path, lambda: "job7", participants, lambda line, _: self.shown.append(line))
+        run: Any = SimpleNamespace(
+            config=launch_config(script="x.py", metrics_file=str(path)),
+            participants=SimpleNamespace(nodes=nodes, indices=[1]),
+            messages=SimpleNamespace(run_id="job7", show=lambda line, _: self.shown.append(line)),
+        )
+        self.watch = MetricsWatch(run)
 
     def go_on(self) -> None:
         """Until the file has been written, or could not be."""
@@ -136,6 +139,8 @@ def test_the_file_follows_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert found["ddplaunch_run_exit_code"] == [(RUN, 7)]
     assert not {name for name in found if not name.startswith("ddplaunch_run_")}
     assert [path.name for path in tmp_path.iterdir()] == ["run.prom"]
+    os.umask(umask := os.umask(0))
+    assert watched.path.stat().st_mode & 0o777 == 0o666 & ~umask, "others may read it"
 
 
 def test_a_disk_that_fails_later_is_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,15 +183,10 @@ def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path, monkeypatch
     mine.write_text("precious")
     monkeypatch.setattr(os, "urandom", bytes)
     link.symlink_to(mine)
-    for use in (checked, lambda path: metrics.write(path, "x")):
+    for use in (checked, lambda path: kept_files.write_whole(path, "x")):
         with pytest.raises((OSError, OptionError), match="exists"):
             use(tmp_path / "run.prom")
         assert mine.read_text() == "precious"
     link.unlink()
-    metrics.write(tmp_path / "run.prom", "x")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "run.prom"]
-
-
-def test_others_may_read_the_file(tmp_path: Path) -> None:
-    metrics.write(tmp_path / "run.prom", "x")
-    assert (tmp_path / "run.prom").stat().st_mode & 0o777 == 0o666 & ~UMASK
+    checked(tmp_path / "run.prom")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
