@@ -15,8 +15,8 @@ import pytest
 
 from ddplaunch.config import LaunchConfig
 from ddplaunch.features.gpus.records import GpuReading
-from ddplaunch.features.hangs import examinations
 from ddplaunch.features.hangs import launcher as hang_watch
+from ddplaunch.features.hangs.examinations import Examination
 from ddplaunch.features.hangs.explanation import explain
 from ddplaunch.features.hangs.launcher import HangWatch
 from ddplaunch.features.hangs.records import (
@@ -226,7 +226,8 @@ def test_without_room_for_a_thread_the_job_is_examined_again(monkeypatch: pytest
 
 def test_a_file_of_an_earlier_hang_is_never_overwritten(tmp_path: Path) -> None:
     found = explain([WAITS, SLEEPS])
-    written = [examinations.write(tmp_path, 0, [WAITS, SLEEPS], (), found) for _ in range(102)]
+    examination = Examination(1, 0, 0.0, set(), ranks=[WAITS, SLEEPS])
+    written = [examination.write(tmp_path, found) for _ in range(102)]
     assert len({*written[:100]}) == len([*tmp_path.glob("hang*.txt")]) == 100
     assert written[100:] == [None, None]
     assert "bytes read and written (too little to count)" in (tmp_path / "hang.txt").read_text()

@@ -153,7 +153,7 @@ BESIDE = ("explain", "write")
     ("place", "name", "times"),
     [
         (explanation, "explain", 1),
-        (examinations, "write", 1),
+        (examinations.Examination, "write", 1),
         (explanation, "explain_failure", 2),
         (UserMessages, "attempt_ended", 2),
         (LogWriter, "put", 1),

@@ -110,8 +110,17 @@ class Examination(Question):
         return with_gpus((explain if output_counts else explain_waiting)(self.ranks), self.nodes)
 
     def write(self, folder: Path | None, found: Explanation) -> Path | None:
-        """Write hang.txt and hang.json to the run's ``folder``. Returns the path of the text; None if there is none."""
-        return write(folder, self.attempt, self.ranks, self.nodes, found) if folder and self.ranks else None
+        """Write hang.txt and hang.json to the run's ``folder``; a later hang gets hang_2.txt, and so on.
+
+        Returns the path of the text; None without a folder or answers, if the disk did not take it, or if there are
+        ``_MAX_FILES`` already.
+        """
+        if not folder or not self.ranks:
+            return None
+        with _writing:
+            names = ("hang.txt", *(f"hang_{number}.txt" for number in range(2, _MAX_FILES + 1)))
+            free = (folder / name for name in names if not os.path.lexists(folder / name))
+            return _written(next(free, None), self, found)
 
 
 def load() -> None:
@@ -129,54 +138,38 @@ _writing = threading.Lock()
 """Two threads must not choose the same names."""
 
 
-def write(
-    folder: Path, attempt: int, evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation
-) -> Path | None:
-    """Write both files to the run's ``folder``; a later hang gets hang_2.txt, and so on.
-
-    Returns the path of the text; None if the disk did not take it, or if there are ``_MAX_FILES`` already.
-    """
-    with _writing:
-        return _written(folder, attempt, evidences, nodes, found)
-
-
-def _written(
-    folder: Path, attempt: int, evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation
-) -> Path | None:
-    names = ("hang", *(f"hang_{number}" for number in range(2, _MAX_FILES + 1)))
-    stem = next((name for name in names if not os.path.lexists(folder / f"{name}.txt")), None)
-    if stem is None:
+def _written(text: Path | None, examination: Examination, found: Explanation) -> Path | None:
+    if text is None:
         return None
-    facts = {
-        "schema": SCHEMA,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "attempt": attempt,
-        **wire.to_json(found),
-    }
-    text = folder / f"{stem}.txt"
     with kept_files.noting(text):
-        kept_files.write_whole(text.with_suffix(".json"), _json(facts, evidences, nodes))
-        kept_files.write_whole(text, page(attempt, evidences, nodes, found))
+        kept_files.write_whole(text.with_suffix(".json"), _json(examination, found))
+        kept_files.write_whole(text, page(examination, found))
         return text
     return None
 
 
-def _json(facts: dict[str, object], evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence]) -> str:
+def _json(examination: Examination, found: Explanation) -> str:
     """A line for each fact, rank and node. ``indent`` takes five times as long: minutes for thousands of ranks."""
+    facts = {
+        "schema": SCHEMA,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "attempt": examination.attempt,
+        **wire.to_json(found),
+    }
     lines = [f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in facts.items()]
-    for name, records in (("ranks", evidences), ("nodes", nodes)):
+    for name, records in (("ranks", examination.ranks), ("nodes", examination.nodes)):
         each = [json.dumps(wire.to_json(record)) for record in records]
         lines.append(f'"{name}": [\n' + ",\n".join(each) + "\n]")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def page(attempt: int, evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> str:
+def page(examination: Examination, found: Explanation) -> str:
     """The text of hang.txt: the explanation, each rank with its counters and Python stacks, GPUs and NCCL's RAS."""
-    parts = [f"attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}: {found.job_state.value}", ""]
+    parts = [f"attempt {examination.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}: {found.job_state.value}", ""]
     parts += [escape(sentence) for sentence in found.sentences]
-    for evidence in sorted(evidences, key=lambda each: each.rank):
+    for evidence in sorted(examination.ranks, key=lambda each: each.rank):
         parts += ["", *_rank(evidence)]
-    for node in nodes:
+    for node in examination.nodes:
         parts += ["", *_node(node)]
     return "\n".join(parts) + "\n"
 
