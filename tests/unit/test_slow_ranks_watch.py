@@ -38,7 +38,7 @@ LOADS = [RankLoad(rank=rank, window_s=60, cpu_s=30, io_bytes=1 << 20, run_queue_
 class Job:
     """A launcher with two nodes, whose clock the test moves."""
 
-    def __init__(self, config: LaunchConfig | None = None) -> None:
+    def __init__(self, config: LaunchConfig | None = None, *, is_started: bool = True) -> None:
         self.sent: list[object] = []
         self.shown: list[str] = []
         self.judged: SimpleQueue[Any] = SimpleQueue()
@@ -47,6 +47,8 @@ class Job:
         self.watch = SlowRanksWatch(run)
         self.now, self.loads = time.monotonic(), list(LOADS)
         self.ahead_s: list[float] = []
+        if is_started:
+            self.start()
 
     def start(self, attempt: int = 0) -> None:
         for node in (0, 1):
@@ -79,10 +81,14 @@ class Job:
         if len(nodes) == 2:
             self.judged.get(timeout=30)()
 
-    def sample(self, times: Sequence[Calls]) -> SampleCollectives:
+    def order(self) -> SampleCollectives:
         order = self.ask()
         assert order
-        self.answer(order, times)
+        return order
+
+    def sample(self, times: Sequence[Calls], **answer: Any) -> SampleCollectives:
+        order = self.order()
+        self.answer(order, times, **answer)
         return order
 
 
@@ -92,9 +98,7 @@ def part(times: Sequence[Calls], after: int, last: int) -> list[Calls]:
 
 def test_once_a_rank_of_any_node_is_debugged_nobody_is_called_slow() -> None:
     job = Job()
-    job.start()
-    order = job.ask()
-    assert order
+    order = job.order()
     asked = CollectivesSampled(0, order.number, "gpu1", clock_ns=1, is_debugged=True)
     job.watch.on_report(1, (0, 1), asked)
     assert not job.ask()
@@ -103,7 +107,7 @@ def test_once_a_rank_of_any_node_is_debugged_nobody_is_called_slow() -> None:
 
 
 def test_nothing_is_asked_before_there_is_a_process_group() -> None:
-    started = Job()
+    started = Job(is_started=False)
     assert started.ask() is None
     started.start()
     assert started.ask(FIRST_S - PERIOD_S - 5) is None
@@ -114,7 +118,6 @@ def test_a_slow_host_is_named_once_as_its_clock_is_known() -> None:
     seed, chance = 3, random.Random(3)
     times = job(seed, slow_host=1, hosts=2, steps=400)
     started = Job()
-    started.start()
     started.loads[2:] = [replace(load, run_queue_wait_s=20) for load in started.loads[2:]]
     started.ahead_s = [chance.uniform(-5, 5) + 1e9 for _ in range(2)]
     for half in (part(times, 0, 200), part(times, 200, 400)) * 2:
@@ -133,23 +136,18 @@ def test_a_slow_host_is_named_once_as_its_clock_is_known() -> None:
 
 def test_off() -> None:
     off = Job(LaunchConfig(script="x.py", timeouts=TimeoutConfig(hang_report_s=None)))
-    off.start()
     assert off.ask() is None
 
 
 def test_the_next_sample_waits_for_400_times_the_cost_of_the_last() -> None:
     costly = Job()
-    costly.start()
-    order = costly.ask()
-    assert order
-    costly.answer(order, [], cost_s=1.0)
+    costly.sample([], cost_s=1.0)
     assert costly.ask() is None
     assert costly.ask(400) == SampleCollectives(0, 2)
 
 
 def test_a_slow_rank_is_named_once_after_two_samples_with_what_it_does() -> None:
     slow, times = Job(), job(1, slow=2, hosts=2, steps=800)
-    slow.start()
     slow.loads[2] = replace(LOADS[2], run_queue_wait_s=12)
     assert slow.sample(part(times, 0, 150)).suspects == ()
     assert not slow.shown
@@ -168,7 +166,6 @@ def test_a_slow_rank_is_named_once_after_two_samples_with_what_it_does() -> None
 
 def test_even_ranks_are_not_accused_and_counted_once() -> None:
     even, times = Job(), job(1, hosts=2, steps=400)
-    even.start()
     for end in (200, 300, 400):
         even.sample(part(times, 0, end))
     assert not even.shown
@@ -177,21 +174,15 @@ def test_even_ranks_are_not_accused_and_counted_once() -> None:
 
 def test_an_answer_that_is_missing_makes_no_figures() -> None:
     lost = Job()
-    lost.start()
-    order = lost.ask()
-    assert order
-    lost.answer(order, job(1, slow=2, hosts=2), nodes=(0,))
-    order = lost.ask()
-    assert order == SampleCollectives(0, 2)
+    lost.sample(job(1, slow=2, hosts=2), nodes=(0,))
+    assert lost.ask() == SampleCollectives(0, 2)
     assert lost.judged.empty()
     assert lost.watch.lateness() == ()
 
 
 def test_without_room_for_a_thread_a_sample_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     full = Job()
-    full.start()
-    order = full.ask()
-    assert order
+    order = full.order()
     with monkeypatch.context() as limited:
         limited.setattr(threading, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
         for node in (0, 1):
@@ -203,7 +194,6 @@ def test_without_room_for_a_thread_a_sample_does_not_count(monkeypatch: pytest.M
 
 def test_numbers_that_begin_again_in_the_next_attempt_count() -> None:
     restarted, times = Job(), job(1, slow=0, hosts=2, steps=300)
-    restarted.start()
     restarted.sample(times)
     restarted.start(attempt=1)
     assert restarted.sample(times).attempt == 1
@@ -213,7 +203,6 @@ def test_numbers_that_begin_again_in_the_next_attempt_count() -> None:
 
 def test_numbers_that_begin_again_because_the_group_was_created_again_count() -> None:
     again, times = Job(), job(1, hosts=2, steps=300)
-    again.start()
     again.sample(times)
     again.sample(part(times, 0, 100))
     assert again.watch.lateness()[0].collectives == 400
@@ -221,7 +210,6 @@ def test_numbers_that_begin_again_because_the_group_was_created_again_count() ->
 
 def test_where_each_node_has_a_launcher_the_order_is_for_all_nodes() -> None:
     own = Job(LaunchConfig(script="x.py", rendezvous=CONFIG))
-    own.start()
     own.ask()
     assert own.sent == [OrderToNodes(SampleCollectives(0, 1))]
 
