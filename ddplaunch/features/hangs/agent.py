@@ -41,7 +41,6 @@ class HangPart(Part):
         self._watch: ActivityWatch | None = None
         self._stacks: list[StackDumps] = []
         self._failure_evidence: FailureEvidence | None = None
-        self._attempt = 0
         self._examiner = examiner.of(node.worker_socket)
         self._ras_address = {} if node.spec.dry_run else node_evidence.own_address(os.environ)
 
@@ -65,7 +64,7 @@ class HangPart(Part):
         """As ``Part.on_attempt``."""
         node = self._node
         ask_node = partial(self._ask_node, asks_nccl=not round_.first_rank)
-        self._group, self._attempt, self._failure_evidence = group, round_.attempt, None
+        self._group, self._failure_evidence = group, None
         self._stacks = [StackDumps(worker) for worker in group.workers]
         self._watch = ActivityWatch(node, group, self._stacks, self._examiner, ask_node)
 
@@ -123,7 +122,7 @@ class HangPart(Part):
     def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[Report, ...]:
         """As ``Part.evidence``: what the workers knew if a collective failed."""
         ranks = self._failure_evidence.of_workers(exits) if self._failure_evidence else ()
-        return (WorkersExamined(self._attempt, 0, ranks),) if ranks else ()
+        return (WorkersExamined(self._group.attempt, 0, ranks),) if self._group and ranks else ()
 
     def close(self) -> None:
         """As ``Part.close``."""

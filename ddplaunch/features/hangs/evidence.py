@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from dataclasses import field, replace
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import read_error_file
@@ -302,7 +302,7 @@ class FailureEvidence:
             blocked_state=stacks.blocked_state if was_running else "",
             where=(line or stack_dumps.whereabouts("".join(stacks.texts[-1:])))[:MAX_NAME],
             pending=pending,
-            flight_record=record and _shortened(record),
+            flight_record=record and flight_record.shortened(record, _MAX_CALLS),
         )
 
 
@@ -344,9 +344,3 @@ def _record_of(answer: Answer) -> FlightRecord | None:
     with contextlib.suppress(ValueError):
         return flight_record.parse(answer.record, answer.groups)
     return None
-
-
-def _shortened(record: FlightRecord) -> FlightRecord:
-    unfinished = [call for call in record.calls if not call.is_done][:_MAX_CALLS]
-    kept = {id(call) for call in (*unfinished, *record.calls[-_MAX_CALLS:])}
-    return replace(record, calls=tuple(call for call in record.calls if id(call) in kept))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import rank_state
@@ -228,11 +229,16 @@ def _sides(group: Group, number: int) -> tuple[Side, ...]:
 
 
 def _mismatch(group: Group, number: int, sides: tuple[Side, ...], places: list[Place]) -> WaitReason:
-    most = sides[0]
-    minority = [rank for side in sides if len(side.ranks) < len(most.ranks) for rank in side.ranks]
-    culprits = minority or [rank for side in sides for rank in side.ranks]
-    kind = Why.ORDER if all(_calls_later(group, number, side, most) for side in sides[1:]) else Why.MISMATCH
-    return WaitReason(kind, tuple(sorted(culprits)), tuple(places), sides, number)
+    is_order = all(_calls_later(group, number, side, sides[0]) for side in sides[1:])
+    culprits = _minority([side.ranks for side in sides])
+    return WaitReason(Why.ORDER if is_order else Why.MISMATCH, culprits, tuple(places), sides, number)
+
+
+def _minority(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The ranks of all groups but the largest; of all if they are equally large."""
+    largest = max(map(len, groups))
+    few = [rank for group in groups if len(group) < largest for rank in group]
+    return tuple(sorted(few or chain.from_iterable(groups)))
 
 
 def _other_roots(waits: Waits) -> list[WaitReason]:
@@ -246,10 +252,8 @@ def _other_roots(waits: Waits) -> list[WaitReason]:
                 named[pending.peer].append(rank)
         if place.number and len(named) > 1:
             roots = sorted(((root, tuple(members)) for root, members in named.items()), key=lambda each: -len(each[1]))
-            most = len(roots[0][1])
-            few = [rank for _, members in roots if len(members) < most for rank in members]
-            culprits = few or [rank for _, members in roots for rank in members]
-            reasons.append(WaitReason(Why.MISMATCH, tuple(sorted(culprits)), (place,), (), place.number, tuple(roots)))
+            culprits = _minority([members for _, members in roots])
+            reasons.append(WaitReason(Why.MISMATCH, culprits, (place,), (), place.number, tuple(roots)))
     return reasons
 
 

@@ -79,6 +79,11 @@ def with_failed_call(record: FlightRecord, group: str) -> FlightRecord:
     return replace(record, calls=tuple(replace(call, is_done=call is not newest) for call in record.calls))
 
 
+def shortened(record: FlightRecord, count: int) -> FlightRecord:
+    """With the newest ``count`` calls, and as many of the older ones that are unfinished or the last of their group."""
+    return replace(record, calls=tuple(_kept(record.calls, count)))
+
+
 def parse_times(dump: bytes, newest: int) -> dict[str, dict[int, int]]:
     """When the worker called collectives in which all ranks wait for each other; for ``slow_ranks``.
 
@@ -131,7 +136,7 @@ def _configured_groups(config: Mapping[str, Any]) -> dict[str, tuple[str, Sequen
 def _parsed(document: dict[str, Any], groups: Mapping[str, tuple[str, Sequence[int]]]) -> FlightRecord:
     entries = _entries(document)
     calls = _without_batches([(_call(entry), _batch(entry)) for entry in entries])
-    kept = _kept(calls)
+    kept = _kept(calls, MAX_CALLS)
     is_complete = len(kept) == len(calls) and (not entries or entries[0]["record_id"] == 0)
     return FlightRecord(groups=_groups(entries, groups, kept), calls=tuple(kept), is_complete=is_complete)
 
@@ -217,14 +222,14 @@ def _without_batches(calls: Iterable[tuple[CollectiveCall, tuple[Any, ...]]]) ->
     ]
 
 
-def _kept(calls: list[CollectiveCall]) -> list[CollectiveCall]:
-    """At most 2 * MAX_CALLS calls, in their order."""
-    newest = range(max(len(calls) - MAX_CALLS, 0), len(calls))
+def _kept(calls: Sequence[CollectiveCall], count: int) -> list[CollectiveCall]:
+    """At most 2 * ``count`` calls, in their order."""
+    newest = range(max(len(calls) - count, 0), len(calls))
     older = range(newest.start)
     unfinished = [index for index in older if not calls[index].is_done]
     last = {(calls[index].group, calls[index].is_p2p): index for index in range(len(calls))}
     others = dict.fromkeys([*unfinished, *(index for index in last.values() if index in older)])
-    return [calls[index] for index in sorted({*newest, *list(others)[:MAX_CALLS]})]
+    return [calls[index] for index in sorted({*newest, *list(others)[:count]})]
 
 
 def _groups(
