@@ -21,7 +21,6 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
         compile_on_cpu: ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
     """
     from ddplaunch.features.dry_run.fake_cuda import (
-        attention,
         cuda,
         kernels,
         patching,
@@ -38,7 +37,6 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     cuda.install(devices)
     process_groups.install(devices)
     training.install(compile_on_cpu)
-    attention.install()
     kernels.install()
     patching.replace_imported_names()
     _install_in_children(gpus, compile_on_cpu)

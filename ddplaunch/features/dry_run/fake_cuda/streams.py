@@ -20,7 +20,17 @@ _thread = threading.local()
 _numbers = itertools.count(1)
 
 
-class Event:
+class _Finished:
+    """What has no pending work."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Event(_Finished):
     """Complete as soon as it is recorded; elapsed times are real times of the CPU."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -33,17 +43,11 @@ class Event:
     def elapsed_time(self, end_event: Event) -> float:
         return (end_event._time_s - self._time_s) * 1000.0
 
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
     def wait(self, stream: Any = None) -> None:
         pass
 
 
-class Stream:
+class Stream(_Finished):
     """A stream without pending work. ``Streams`` sets ``devices`` in the subclass for ``torch.cuda.Stream``."""
 
     devices: FakeDevices
@@ -67,14 +71,8 @@ class Stream:
         event.record(self)
         return event
 
-    def query(self) -> bool:
-        return True
-
     def is_capturing(self) -> bool:
         return False
-
-    def synchronize(self) -> None:
-        pass
 
     def wait_event(self, event: Any) -> None:
         pass
