@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.features.hangs.explanation import MAX_SENTENCES, Explanation, explain, explain_failure
+from ddplaunch.features.gpus.records import GpuReading
+from ddplaunch.features.hangs.explanation import MAX_SENTENCES, Explanation, explain, explain_failure, with_gpus
 from ddplaunch.features.hangs.rank_list import fold
-from ddplaunch.features.hangs.records import PendingCall, RankEvidence
+from ddplaunch.features.hangs.records import NodeEvidence, PendingCall, RankEvidence
 from ddplaunch.protocol.wire import to_json
 from tests.support import golden
 from tests.support.hangs import NOON_NS, call, done, evidence, recorded
@@ -194,6 +195,17 @@ def test_json() -> None:
         ],
         "states": {"waiting": [0, 1, 3], "still": [2]},
     }
+
+
+def test_a_job_whose_gpu_works_is_not_stuck() -> None:
+    found = explain([evidence(0, [])])
+    spinning = GpuReading(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
+    working = replace(spinning, index=1, memory_utilization=40, power_w=650.0)
+    assert with_gpus(found, [NodeEvidence(host="a", gpus=(spinning,))]).job_state.value == "stuck"
+    busy = with_gpus(found, [NodeEvidence(host="a", gpus=(spinning, working))])
+    assert busy.job_state.value == "busy"
+    computes, spins = "1 GPU computes, for example GPU 1 of a", "1 GPU spins: 100 % busy at low power, as NCCL waits"
+    assert busy.sentences[-2:] == (computes, spins)
 
 
 @pytest.mark.parametrize("absent", [1, 256])

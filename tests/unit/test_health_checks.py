@@ -12,6 +12,7 @@ from ddplaunch.features.gpus.records import GpusRead, IbPort
 from ddplaunch.features.health import log_folder
 from ddplaunch.features.health.gpu_faults import look
 from ddplaunch.system import devices
+from ddplaunch.system.files import kept_files
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says
 
@@ -81,6 +82,18 @@ def test_nothing_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_found(is_alone: bool, severity: str) -> None:
     """/proc cannot be written, even by root."""
     assert rules("/proc/self", is_alone=is_alone) == [("folder-not-writable", severity)]
+    (found,) = log_folder.look("/proc/missing")
+    assert found.text == "nothing can be written to /proc/missing: No such file or directory"
+
+
+@pytest.mark.parametrize(("used", "text"), [(0.95, "95% full"), (0.949, ""), (None, "")])
+def test_a_disk_that_is_nearly_full_is_found(
+    used: float | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_files, "used_share", lambda _folder: used)
+    found = [(each.severity, each.text) for each in log_folder.look(str(tmp_path))]
+    assert found == ([("warn", f"the disk of {tmp_path} is {text}")] if text else [])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_does_not_answer_is_found_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,12 @@
-"""What a rank and a job do, from two samples."""
+"""What a rank and a job do, from two samples, and whether a GPU works or only spins."""
 
 from __future__ import annotations
 
-from ddplaunch.features.hangs.rank_state import JobState, is_blocking, job_state, rank_state
+import json
+from dataclasses import replace
+
+from ddplaunch.features.gpus.records import GpuReading
+from ddplaunch.features.hangs.rank_state import JobState, is_blocking, job_state, rank_state, spins, works
 from ddplaunch.features.hangs.records import PendingCall, RankEvidence
 from tests.support import golden
 from tests.support.hangs import call, done, evidence
@@ -44,3 +48,11 @@ def test_state_of_a_job() -> None:
 def test_functions_that_wait_are_told_from_those_that_run_the_script() -> None:
     assert not is_blocking("")
     golden.check_answers("blocking_calls", is_blocking)
+
+
+def test_a_gpu_spins_that_is_busy_without_memory_and_power() -> None:
+    """A question is what differs from a GPU that spins."""
+    spinning = GpuReading(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
+    golden.check_answers("spinning_gpus", lambda text: spins(replace(spinning, **json.loads(text))))
+    assert not spins(GpuReading(index=0))
+    assert not works(GpuReading(index=0))

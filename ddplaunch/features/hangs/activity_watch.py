@@ -86,7 +86,7 @@ class ActivityWatch:
         self._active_samples: dict[int, Sample] = {}
         """The samples when a worker last moved or was busy: whoever does little is seen over a longer time."""
         self._is_sampling = self._is_sampling_all = False
-        self._is_watching = self._is_reported = self._is_stopping = False
+        self._is_watching = self._is_reported = False
         self._is_finished = self._is_waiting_reported = False
         self._asked: list[ExamineWorkers] = []  # Not begun yet.
         self._examining: list[ExamineWorkers] = []  # Answered by the next sample of all sources.
@@ -140,10 +140,10 @@ class ActivityWatch:
         if not self._is_quiet:
             return
         stack_dumps.request(self._stacks)
-        self._is_finished, self._is_stopping, self._examining = False, True, []
+        self._is_finished, self._examining = False, []
         self._asked = []
         taken_before = self._samples
-        self._take_sample(reads_all=True)
+        self._take_sample(reads_all=True, node_s=_STOP_NODE_S, answer_s=_STOP_ANSWER_S)
         end_s = time.monotonic() + _STOP_EXAMINATION_S
         if wait(lambda: self._samples is not taken_before or self._group.all_ended, lambda: end_s):
             self._answer([ExamineWorkers(self._group.attempt, 0)], taken_before, self._node)
@@ -218,14 +218,13 @@ class ActivityWatch:
     def _can_be_asked(self) -> bool:
         return any(map(self._examiner.is_connected, self._group.pids_by_local_rank().values()))
 
-    def _take_sample(self, *, reads_all: bool) -> None:
+    def _take_sample(self, *, reads_all: bool, node_s: float = _NODE_S, answer_s: float = ANSWER_S) -> None:
         """Sample in a thread; the deadlines go on when it has ended."""
         self._deadline = NEVER
         if self._is_sampling:
             return
         self._is_sampling, self._is_sampling_all = True, reads_all
         pids, earlier = self._group.pids_by_local_rank(), self._samples
-        node_s, answer_s = (_STOP_NODE_S, _STOP_ANSWER_S) if self._is_stopping else (_NODE_S, ANSWER_S)
 
         def sampled() -> Callable[[], None]:
             from ddplaunch.features.hangs import evidence
