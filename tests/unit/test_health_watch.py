@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.health.launcher import HealthWatch
@@ -13,6 +14,7 @@ from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
 from ddplaunch.protocol.results import HealthFinding, RunResult
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import participants_of
+from tests.support.watches import run_services
 
 ROW = HealthFinding(
     rule="row-remap-failed", text="a row is lost", action="drain", severity="refuse", gpu=2, uuid="GPU-2"
@@ -33,8 +35,9 @@ class Job:
         self.errors: list[LaunchError] = []
         self.noted: list[tuple[str, int, str]] = []
         shutdown = SimpleNamespace(in_progress=False, fail=self.errors.append)
-        config = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
-        self.watch = HealthWatch(config, self.participants, shutdown, show, self._note)  # type: ignore[arg-type]
+        config: Any = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
+        parts = {"nodes": self.nodes, "participants": self.participants, "shutdown": shutdown, "note": self._note}
+        self.watch = HealthWatch(run_services(config, show=show, **parts))
 
     def _note(self, event: str, text: str, node: int, **facts: object) -> None:
         self.noted.append((event, node, text))

@@ -18,9 +18,12 @@ from ddplaunch.features.usage.records import UsageSampled, UsageStarted
 from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
 from ddplaunch.system.files import kept_files
 from tests.support import golden
+from tests.support.configs import launch_config
 from tests.support.usage import sample
+from tests.support.watches import run_services
 
 NOW = 1_800_000_000.0
+CONFIG = launch_config(script="x.py")
 NODES: Any = SimpleNamespace(all=[None, SimpleNamespace(host="gpu1")])
 
 
@@ -159,14 +162,14 @@ def test_a_folder_that_moves_gets_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    files = UsageFiles(NODES, lambda: tmp_path / "none", is_local=True)
+    files = UsageFiles(run_services(CONFIG, folder=tmp_path / "none", nodes=NODES))
     files.on_event(1, UsageStarted(attempt=0, at_s=1.0, ranks=(8,)))
     files.close()
     assert not any(tmp_path.iterdir())
 
 
 def test_records_of_agents_become_lines(tmp_path: Path) -> None:
-    watch = UsageFiles(NODES, lambda: tmp_path, is_local=True)
+    watch = UsageFiles(run_services(CONFIG, folder=tmp_path, nodes=NODES))
     gpu = Gpu(index=6, uuid="GPU-6", name="H100", memory_bytes=80)
     watch.on_event(1, UsageSampled(0, (sample(),)))
     watch.on_event(1, UsageStarted(attempt=0, at_s=1.0, ranks=(8,), gpus=(gpu,), gpu_of_worker=(0,), cpus=4))

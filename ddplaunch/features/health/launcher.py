@@ -23,10 +23,7 @@ from ddplaunch.text import plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.features.health.records import NodeHardware
-    from ddplaunch.launcher.participants import Participants
-    from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import RunResult
@@ -44,25 +41,17 @@ _HINT = "Drain these nodes, or add other hosts; --health warn uses them all the 
 class HealthWatch(Watch):
     """Watches one run."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        participants: Participants,
-        shutdown: Shutdown,
-        show: Callable[[str, int], None],
-        note: Callable[..., None],
-    ) -> None:
-        """``note`` notes an event, as ``Watches.note``."""
-        self._config, self._is_on = config, config.health != "off"
+    def __init__(self, run: RunServices) -> None:
+        self._config, self._is_on = run.config, run.config.health != "off"
         # Where agents find by themselves that their node must not be used, their launcher has no other.
-        self._refuses, self._replaces = config.health == "refuse", config.launcher_assigns_rendezvous
-        self._nodes, self._participants = participants.nodes, participants
-        self._shutdown, self._show, self._note = shutdown, show, note
+        self._refuses, self._replaces = run.config.health == "refuse", run.config.launcher_assigns_rendezvous
+        self._nodes, self._participants, self._shutdown = run.nodes, run.participants, run.shutdown
+        self._show, self._note = run.messages.show, run.note
         self._reports: dict[int, NodeHealth] = {}
         self._first_ranks: dict[int, int] = {}
         self._refused: dict[int, str] = {}
         self._decide_by = NEVER
-        self._comparison = _Comparison(show)
+        self._comparison = _Comparison(run.messages.show)
         self._kept: list[HealthFinding] = []
 
     def add_to_result(self, result: RunResult) -> RunResult:
@@ -191,4 +180,4 @@ class _Comparison:
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (HealthWatch(run.config, run.participants, run.shutdown, run.messages.show, run.note),)
+    return (HealthWatch(run),)

@@ -29,8 +29,7 @@ class UsageWatch(Watch):
             if self._files is None:
                 from ddplaunch.features.usage.usage_files import UsageFiles
 
-                is_local = self._run.config.is_local
-                self._files = UsageFiles(self._run.nodes, self._run.folder, is_local=is_local)
+                self._files = UsageFiles(self._run)
             self._files.on_event(index, event)
 
     def add_to_result(self, result: RunResult) -> RunResult:

@@ -28,10 +28,10 @@ from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddplaunch.features.usage import UsageRecord
-    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.watches import RunServices
 
 SCHEMA = 1
 
@@ -191,9 +191,9 @@ def _append(path: Path, text: str) -> None:
 class UsageFiles:
     """All files of a run, and the thread that writes them. ``close`` may be called without it."""
 
-    def __init__(self, nodes: Nodes, folder: Callable[[], Path | None], *, is_local: bool) -> None:
-        """``folder`` returns the run's; it may move. ``is_local``: the nodes are on this machine."""
-        self._is_local, self._nodes, self._folder = is_local, nodes, folder
+    def __init__(self, run: RunServices) -> None:
+        """The folder of the run may move."""
+        self._is_local, self._nodes, self._folder = run.config.is_local, run.nodes, run.folder
         self._clocks: dict[int, Clock] = {}
         self._attempts: dict[int, int] = {}
         """The newest of each node."""
