@@ -226,7 +226,7 @@ def test_without_room_for_a_thread_the_job_is_examined_again(monkeypatch: pytest
 
 def test_a_file_of_an_earlier_hang_is_never_overwritten(tmp_path: Path) -> None:
     found = explain([WAITS, SLEEPS])
-    examination = Examination(1, 0, 0.0, set(), ranks=[WAITS, SLEEPS])
+    examination = Examination(1, 0, 0.0, set(), {0: WorkersExamined(0, 1, (WAITS, SLEEPS))})
     written = [examination.write(tmp_path, found) for _ in range(102)]
     assert len({*written[:100]}) == len([*tmp_path.glob("hang*.txt")]) == 100
     assert written[100:] == [None, None]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.hangs.rank_state import JobState, RankState, is_busy, rank_state
 from ddplaunch.features.hangs.records import (
@@ -52,29 +52,30 @@ class Question:
 
     Attributes:
         expected: the nodes that answer; empty until the first answer says which those are.
-        answered: those that have.
+        answers: by node.
     """
 
     number: int
     attempt: int
     deadline: float
     expected: set[int]
-    answered: set[int] = field(default_factory=set)
+    answers: dict[int, Any] = field(default_factory=dict)
 
-    def awaits(self, index: int, number: int) -> bool:
-        """Whether a report of node ``index`` with this number is an answer, and its first."""
-        return number == self.number and index not in self.answered
+    def take(self, index: int, participants: Sequence[int], answer: Any) -> bool:
+        """Take a report of node ``index``, one of ``participants``, if it is an answer to this, and its first.
 
-    def on_answer(self, index: int, participants: Sequence[int]) -> bool:
-        """Node ``index``, one of ``participants``, has answered. Returns whether all have."""
-        self.answered.add(index)
+        Returns whether all have answered with it.
+        """
+        if answer.number != self.number or index in self.answers:
+            return False
+        self.answers[index] = answer
         self.expected = self.expected or set(participants)
         return not self.missing
 
     @property
     def missing(self) -> set[int]:
         """The nodes that have not answered."""
-        return self.expected - self.answered
+        return self.expected - self.answers.keys()
 
 
 @dataclass
@@ -82,26 +83,24 @@ class Examination(Question):
     """What the nodes answer to an ExamineWorkers; number 0: nobody has asked, they answer before a stop.
 
     Attributes:
-        all_nodes_at: as in WorkersExamined.
         quiet_s, still_s, waiting_s: for how long the job had been quiet and still, and ranks had waited, when a limit
             was reached.
     """
 
-    ranks: list[RankEvidence] = field(default_factory=list)
-    nodes: list[NodeEvidence] = field(default_factory=list)
-    all_nodes_at: str = ""
+    answers: dict[int, WorkersExamined] = field(default_factory=dict)
     quiet_s: float = 0.0
     still_s: float = 0.0
     waiting_s: float = 0.0
 
-    def take(self, index: int, participants: Sequence[int], answer: WorkersExamined) -> bool:
-        """Take the answer of node ``index``, one of ``participants``. Returns whether all have answered with it."""
-        if not self.awaits(index, answer.number):
-            return False
-        self.ranks.extend(answer.ranks)
-        self.nodes.extend([answer.node] if answer.node else [])
-        self.all_nodes_at = answer.all_nodes_at
-        return self.on_answer(index, participants)
+    @property
+    def ranks(self) -> list[RankEvidence]:
+        """Of all nodes."""
+        return [rank for answer in self.answers.values() for rank in answer.ranks]
+
+    @property
+    def nodes(self) -> list[NodeEvidence]:
+        """Those where NCCL and the GPUs were asked."""
+        return [answer.node for answer in self.answers.values() if answer.node]
 
     def explained(self, *, output_counts: bool = True) -> Explanation:
         """What the answers say; without ``output_counts`` also of ranks that write output."""
@@ -301,13 +300,13 @@ def _answer(examination: Examination, folder: Path | None) -> object:
         sentences=(*_sentences(examination.ranks, found), *_missing(examination)),
         lines=_lines(examination.ranks),
         path=quote(str(path), _MAX_PATH) if path else "",
-        all_nodes_at=examination.all_nodes_at,
+        all_nodes_at=next((answer.all_nodes_at for answer in examination.answers.values()), ""),
     )
 
 
 def _missing(examination: Examination) -> list[str]:
     count = len(examination.missing)
-    if not count and examination.answered:
+    if not count and examination.answers:
         return []
     have = "has" if count == 1 else "have"
     return [f"{plural(count, 'node') if count else 'the nodes'} {have} not answered within {EXAMINATION_S:.0f} s"]

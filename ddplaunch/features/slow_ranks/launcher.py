@@ -61,7 +61,7 @@ class _Sample(Question):
 
     asked_ns: int = field(default_factory=time.monotonic_ns)
     clocks: dict[str, ClockLimits] = field(default_factory=dict)
-    answers: list[CollectivesSampled] = field(default_factory=list)
+    answers: dict[int, CollectivesSampled] = field(default_factory=dict)
 
 
 class SlowRanksWatch(Watch):
@@ -96,14 +96,12 @@ class SlowRanksWatch(Watch):
         if self._is_on and not report.number and report.attempt > self._attempt:
             self._start_attempt(report.attempt)
         sample = self._sample
-        if sample and sample.awaits(index, report.number):
-            if report.clock_ns:
-                limits = report.clock_ns - time.monotonic_ns(), report.clock_ns - sample.asked_ns
-                sample.clocks[report.host] = limits
-                return
-            sample.answers.append(report)
-            if sample.on_answer(index, participants):
-                self._evaluate(sample)
+        if sample is None or report.number != sample.number:
+            return
+        if report.clock_ns:
+            sample.clocks[report.host] = report.clock_ns - time.monotonic_ns(), report.clock_ns - sample.asked_ns
+        elif sample.take(index, participants, report):
+            self._evaluate(sample)
 
     def _start_attempt(self, attempt: int) -> None:
         self._attempt, self._sample, self._newest = attempt, None, {}
@@ -129,15 +127,16 @@ class SlowRanksWatch(Watch):
 
     def _evaluate(self, sample: _Sample) -> None:
         self._sample = None
-        cost_s = max(answer.cost_s for answer in sample.answers)
+        answers = sample.answers.values()
+        cost_s = max(answer.cost_s for answer in answers)
         self._due = max(self._due, time.monotonic() + _PERIOD_PER_COST * cost_s)
-        self._loads = [load for answer in sample.answers for load in answer.loads]
+        self._loads = [load for answer in answers for load in answer.loads]
         from ddplaunch.features.slow_ranks import slow_ranks
 
         newest = dict(self._newest)
 
         def run() -> Callable[[], None]:
-            return partial(self._judge, sample, slow_ranks.window(sample.answers, newest, sample.clocks))
+            return partial(self._judge, sample, slow_ranks.window(answers, newest, sample.clocks))
 
         # Without room for a thread the sample does not count, and the job goes on.
         post_from_thread("slow ranks", run, self._post, otherwise=lambda: None)
