@@ -190,7 +190,7 @@ def test_a_killed_child_is_told_once(driver: Says, watch: Any) -> None:
 def test_a_line_that_makes_no_sense_is_a_reason(
     values: str, driver: Says, watch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "child.py").write_text(f'print(\'{{"record": "GpusRead", \' + {values!r}[1:])')
+    (tmp_path / "child.py").write_text(f'input()\nprint(\'{{"record": "GpusRead", \' + {values!r}[1:])')
     monkeypatch.setattr(reader, "_CHILD", str(tmp_path / "child.py"))
     assert watch().read() == GpusRead(missing="the answer of the GPU driver could not be read")
 
