@@ -376,7 +376,8 @@ def test_two_requests_that_an_agent_reads_at_once_are_two_for_a_job_that_was_qui
         agent.stdin.write(b"".join(map(wire.encode, orders)))
         agent.stdin.flush()
         assert agent.wait(20) == 0
-    assert got.read_text() == "SIGINT SIGTERM "
+    # A handler may be interrupted by the next one before it has written.
+    assert sorted(got.read_text().split()) == ["SIGINT", "SIGTERM"]
 
 
 def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders() -> None:
