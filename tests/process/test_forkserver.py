@@ -152,7 +152,6 @@ def test_a_preload_that_cannot_be_imported_is_told_with_its_reason(
     assert not list(tmp_path.glob("*.json"))
 
 
-@pytest.mark.torch
 def test_what_the_script_seems_to_need_is_not_required(tmp_path: Path) -> None:
     script = tmp_path / "optional.py"
     optional = "try:\n    import torch.no_such\nexcept ImportError:\n    print('without')\n"

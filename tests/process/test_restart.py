@@ -164,10 +164,7 @@ def test_a_stop_between_two_attempts_is_not_lost() -> None:
 
 def test_many_attempts_leak_neither_files_nor_threads(start_method: str, tmp_path: Path) -> None:
     """Compared at the same point of an early and of the last attempt: all workers up."""
-    go_on, last = (
-        tmp_path / "go-on",
-        30 if start_method == "forkserver" else 8,
-    )  # To start an interpreter takes longer.
+    go_on, last = tmp_path / "go-on", 15 if start_method == "forkserver" else 8  # To start an interpreter takes longer.
     ends = ["code:1"] * 3 + [f"+{go_on}+code:1"] + ["code:1"] * (last - 4) + ["wait"]
     options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", str(last))
     running = start(*options, EXIT_WITH, f"0={','.join(ends)}", f"1={','.join(['wait'] * (last + 1))}")

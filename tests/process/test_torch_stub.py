@@ -13,16 +13,6 @@ from tests.support.runs import environment, run
 SHOW = "import sys, torch\nprint(torch.__version__ == 'stub', 'numpy' in sys.modules, hasattr(torch, 'cuda'))\n"
 
 
-def shown(tmp_path: Path, start_method: str) -> str:
-    (tmp_path / "show.py").write_text(SHOW)
-    return run("--start-method", start_method, "--nproc-per-node", "1", tmp_path / "show.py").out
-
-
-@pytest.mark.torch
-def test_a_test_with_the_mark_has_the_real_torch(tmp_path: Path) -> None:
-    assert shown(tmp_path, "forkserver") == "False True True\n"
-
-
 @pytest.mark.torch("forkserver")
 def test_the_mark_can_be_for_one_start_method(start_method: str, request: pytest.FixtureRequest) -> None:
     is_stub = start_method == "spawn" and not request.config.getoption("--real-torch")
@@ -33,4 +23,6 @@ def test_the_mark_can_be_for_one_start_method(start_method: str, request: pytest
 
 def test_other_tests_have_the_stub(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     is_stub = not request.config.getoption("--real-torch")
-    assert shown(tmp_path, "forkserver") == ("True False False\n" if is_stub else "False True True\n")
+    (tmp_path / "show.py").write_text(SHOW)
+    shown = run("--nproc-per-node", "1", tmp_path / "show.py").out
+    assert shown == ("True False False\n" if is_stub else "False True True\n")
