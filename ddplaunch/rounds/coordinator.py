@@ -288,7 +288,9 @@ class Coordinator:
         self._reports.ended_nodes.append(replace(record, cause=cause))
         if record.stopped and not self._reports.stop_reason:
             self._reports.stop_reason = record.reason or f"{self._hosts[record.node_index]} was stopped"
-        sent = self._stop("") if record.outcome == "failed" or record.stopped else []
+        # A launcher of all nodes that stops one stops all: an order of ours might be faster than its signal.
+        is_stopped_alone = record.stopped and (record.reason or not self.assigned)
+        sent = self._stop("") if record.outcome == "failed" or is_stopped_alone else []
         return [*sent, *self._finish_round()]
 
     def on_gone(self, node_index: int) -> list[Outgoing]:
