@@ -28,6 +28,7 @@ from ddplaunch.agent.workers.exit_details import (
 )
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.worker_group import WorkerGroup
+from ddplaunch.errors import NODE_LOST, LaunchError
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure, start_method
 from ddplaunch.protocol.launcher_agent import (
@@ -240,12 +241,28 @@ class Agent(NodeServices):
             self.wait(is_ready)
 
     def start_member(self, fds: list[int]) -> None:
-        """Start this node's member of the rendezvous, after killing an earlier one."""
+        """Start this node's member of the rendezvous, after killing an earlier one; again if its forkserver dies.
+
+        Raises:
+            LaunchError: that one has died, too, or no process can be started.
+        """
         self._kill_helper(MEMBER)
+        with contextlib.ExitStack() as stack:
+            for fd in fds:
+                stack.callback(os.close, fd)
+            if (failure := self._try_member(fds)) and not self.is_stopping():
+                self.outbox.send(Notice(f"{failure.reason}; trying again"))
+                failure = self._try_member(fds)
+        if failure and not self.is_stopping():
+            raise LaunchError(failure.reason, first_failure.KILLED_HINT, NODE_LOST)
+
+    def _try_member(self, fds: list[int]) -> AttemptFailure | None:
+        self._failure = None  # The next attempt has not begun.
         self._await_forkserver()
-        self.forkserver.start(ProcessSpec(tag="member", how="member"), fds, MEMBER)
+        self.forkserver.start(ProcessSpec(tag="member", how="member"), [os.dup(fd) for fd in fds], MEMBER)
         # Until the member's pid is known, a sweep would kill the member.
         self.wait(lambda: not self.forkserver.is_starting or self.is_stopping())
+        return self._failure
 
     # Stopping.
 

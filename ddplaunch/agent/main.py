@@ -94,6 +94,7 @@ def _execute(
         that still runs counts this node as lost.
     """
     agent: Agent | None = None
+    spec: AgentSpec | None = None
     host = "this node"
     try:
         received = wire.read_record(stream, (AgentSpec, SweepRun), _queries)
@@ -117,8 +118,16 @@ def _execute(
         agent.on_run_ended()
         return unkillable
     except Exception as error:
-        outbox.send(_describe(error, host))
-    return agent.close() if agent else ()
+        failed = _describe(error, host)
+    if spec is None or not spec.rendezvous or (agent and agent.rendezvous.has_joined):
+        outbox.send(failed)
+        return agent.close() if agent else ()
+    from ddplaunch.agent.rendezvous import absence
+
+    unkillable = agent.close() if agent else ()
+    absence.tell(spec, failed, mailbox, outbox.send)
+    outbox.send(failed)  # Last: the launcher answers with an order to stop.
+    return unkillable
 
 
 def _after_end(spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object], launcher_lost: threading.Event) -> None:

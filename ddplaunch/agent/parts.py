@@ -45,7 +45,7 @@ class NodeServices:
         is_stopping: whether the run, or this node's part in it, is being stopped.
         fail: makes the attempt fail for another reason than a worker's exit.
         start_member: starts the member of the rendezvous with five descriptors (three streams, its channel, the
-            endpoint's socket), and closes them in this process.
+            endpoint's socket), and closes them in this process. Raises a LaunchError if it cannot.
     """
 
     spec: AgentSpec

@@ -63,6 +63,8 @@ size without any, the run ends on all nodes with exit code 84, "not restarted: 1
 An elastic one goes on with the nodes that are left; if these are fewer than MIN, they wait for another node, until the
 600 s end the run with exit code 83. If the node that serves the rendezvous is lost, the other members notice it after 7
 s, 5 s and 2 heartbeats, or at once if its connection closes, and the run ends on all nodes with exit code 84.
+
+A node that fails before it has joined tells the others itself (``agent/rendezvous/absence.py``).
 """
 
 from __future__ import annotations

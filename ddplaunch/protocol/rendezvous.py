@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import field
 
 from ddplaunch.config import RendezvousConfig
+from ddplaunch.errors import HARDWARE
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
+from ddplaunch.protocol.field_types import Count, Failure, Limitless, OneLine, Port, RunId, Seconds, Size
 from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent, Notice, OrderToNodes, Report, ReportOfNode
 from ddplaunch.protocol.results import Round, RoundEnd, RoundVerdict, Workers
 
@@ -83,11 +84,15 @@ class WorkersEnded(RoundEnd):
 class NodeRefused:
     """Node to coordinator, in place of NodeJoined, where each node has its own launcher: the node takes no part.
 
-    ``reason`` says what is wrong with its hardware, with its host.
+    Attributes:
+        node_index: any number of a node that takes part only if it serves the rendezvous; others may have none.
+        reason: what is wrong with the node, with its host.
+        exit_code: with which all nodes exit if the run cannot do without this one.
     """
 
     node_index: Count
     reason: OneLine
+    exit_code: Failure = HARDWARE
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,17 @@ class StopRound:
     """Coordinator to the running nodes: stop the workers of round ``attempt``: a node failed, left or joined."""
 
     attempt: Count
+
+
+@dataclass(frozen=True)
+class RunCannotStart:
+    """Coordinator to every node that has joined, before the first round: the run needs a node that does not take part.
+
+    The fields are those of NodeRefused.
+    """
+
+    reason: OneLine
+    exit_code: Failure
 
 
 @dataclass(frozen=True)
@@ -262,6 +278,7 @@ TO_NODE = (
     ListenForWorkersStore,
     RoundFormed,
     StopRound,
+    RunCannotStart,
     RoundVerdict,
     AllNodesLeft,
     ReportOfNode,

@@ -137,7 +137,6 @@ class RoundVerdict(RoundEnd):
     """Coordinator to every node, once all have stopped: how the round ended for all nodes, and what follows it.
 
     ``node_leaves`` is set if the round failed on a node that is not used again: the attempt that follows is no restart.
-    Or no round was formed, because the run needs a node that was refused.
 
     Attributes:
         attempt_follows: another attempt follows.

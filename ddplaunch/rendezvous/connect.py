@@ -17,11 +17,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.mailbox import Mailbox
+from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.protocol.rendezvous import RendezvousNotFound
-from ddplaunch.rendezvous.store import Signer, open_store
+from ddplaunch.rendezvous.plain_store import absence_at
+from ddplaunch.rendezvous.store import Signer, beat_key, key_prefix, lost_key, open_key, open_store
 from ddplaunch.system import linux
 from ddplaunch.text import is_run_id, quote
 from ddplaunch.threads import in_thread
@@ -38,6 +39,9 @@ _LOSS_REPORTED_S = 2.0
 _REPORT_AFTER_S = 5.0
 _PROBE_S, _BETTER_HOST_S = 3.0, 0.3
 _STORE_ANSWER_S = 5.0
+_GONE_S = 10.0
+"""For so long an endpoint that has answered may give no answer: the node that serves it may be started again."""
+
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
 _POLL_S = 0.1
 _MAX_HOST = 100
@@ -66,6 +70,7 @@ def connect(spec: MemberSpec, listen_fd: int, report: Callable[[RendezvousNotFou
 
     Raises:
         RuntimeError: the store cannot be reached, with the reason, or cannot be served, with torch's message.
+        RunRefused: the node that serves it says that it does not come.
     """
     settings = spec.rendezvous
     if not settings.is_server:
@@ -78,14 +83,16 @@ class _Search:
     """Searches the hosts and ports of ``spec`` for this run's store; skips other runs and services."""
 
     def __init__(self, spec: MemberSpec) -> None:
-        self._settings, self._open_key = spec.rendezvous, _open_key(spec)
+        self._spec, self._settings, self._open_key = spec, spec.rendezvous, open_key(spec)
         self._ports = (self._settings.port, *self._settings.other_ports)
         self._resolved: dict[str, list[_AddressInfo]] = {}
         self._found: Mailbox[_Found] = Mailbox()
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
-        self._is_answered = False
-        """Whether a process has accepted a connection: the node that serves does so while it still imports torch."""
+        self._answers: dict[int, bool] = {}
+        """By port: whether the process still answers that has once accepted a connection. The node that serves does so
+        while it still imports torch."""
+        self._gone_at = NEVER
 
     def find_store(self, report: Callable[[RendezvousNotFound], None]) -> _Found:
         # One thread per port: torch blocks for ever on a port where another kind of server listens.
@@ -96,8 +103,13 @@ class _Search:
             found = self._found.get(began + min(_REPORT_AFTER_S, self._limit_s / 2))
             if found is None:
                 report(RendezvousNotFound(self._reason, self._limit_s))
-            while found is None and time.monotonic() < began + self._limit_s:
-                found = self._found.get(began + self._limit_s)
+            while found is None and (now := time.monotonic()) < (ends_at := min(began + self._limit_s, self._gone_at)):
+                for port in [port for port, answers in list(self._answers.items()) if answers]:
+                    for address in self._settings.server_addresses:
+                        absence_at(self._spec, address, port)
+                found = self._found.get(min(ends_at, now + _LAST_PAUSE_S))
+            if found is None and now >= self._gone_at:
+                raise RuntimeError(f"{self._reason} any more: the process that has answered before has ended")
             if found is None:
                 raise RuntimeError(f"{self._reason}, after {self._limit_s:g} s")
             return found
@@ -107,7 +119,7 @@ class _Search:
     @property
     def _limit_s(self) -> float:
         join_s = self._settings.join_timeout_s
-        return join_s if self._is_answered else min(self._settings.search_timeout_s or join_s, join_s)
+        return join_s if self._answers else min(self._settings.search_timeout_s or join_s, join_s)
 
     @property
     def _reason(self) -> str:
@@ -120,7 +132,7 @@ class _Search:
         hosts, pause_s = self._settings.server_addresses, _FIRST_PAUSE_S
         while not self._is_over.is_set():
             answered, failure = _probe(self._resolve, hosts, port, time.monotonic() + _PROBE_S)
-            self._is_answered = self._is_answered or bool(answered)
+            self._note_answer(port, bool(answered))
             self._port_reason = (
                 "the process that answers there does not serve a rendezvous (yet)" if answered else failure
             )
@@ -130,6 +142,14 @@ class _Search:
                 return
             self._is_over.wait(pause_s)
             pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
+
+    def _note_answer(self, port: int, answers: bool) -> None:
+        if answers or port in self._answers:
+            self._answers[port] = answers
+        if not self._answers or any(list(self._answers.values())):
+            self._gone_at = NEVER
+        elif self._gone_at == NEVER:
+            self._gone_at = time.monotonic() + _GONE_S
 
     def _resolve(self, host: str, port: int) -> list[_AddressInfo]:
         """Addresses of ``host``, with ``port``; the last known ones if it cannot be resolved any more.
@@ -220,19 +240,19 @@ def enter(spec: MemberSpec, store: TCPStore) -> Signer:
         JoinRefused: another run uses the endpoint, or the nodes have different secrets.
         RuntimeError: the store does not answer, or does not hold the rendezvous that the launcher assigned.
     """
-    open_key, signer = _open_key(spec), Signer(spec.rendezvous.secret)
+    key, signer = open_key(spec), Signer(spec.rendezvous.secret)
     if spec.rendezvous.is_server:
         nonce = f"{os.urandom(16).hex()}:{spec.run_id}"
-        store.set(open_key, signer.sign(open_key, nonce))
+        store.set(key, signer.sign(key, nonce))
         return signer.for_nonce(nonce)
-    if not _key_appears(store, open_key):
+    if not _key_appears(store, key):
         if spec.launcher_assigns_rendezvous:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
             raise RuntimeError(f"the node that serves the rendezvous has not opened it within {_OPEN_KEY_S:g} s")
         _leave_note(spec, store, "run_id")
         raise JoinRefused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
-    value = store.get(open_key)
+    value = store.get(key)
     try:
-        return _verified(spec, signer, value)
+        return verified(spec, signer, value)
     except JoinRefused:
         _leave_note(spec, store, "secret")
         raise
@@ -255,9 +275,9 @@ def read_note(store: TCPStore, endpoint: str) -> Notice | None:
     return Notice(f"{quote(host, _MAX_HOST)} cannot join at {endpoint}: it has another {what} than this node")
 
 
-def _verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
-    """The signer of the rendezvous that was opened with ``value``. Raises as ``enter``."""
-    nonce, is_signed = signer.verify(_open_key(spec), value), b" " in value
+def verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
+    """The signer of the rendezvous that was opened with ``value``, given that of its secret. Raises as ``enter``."""
+    nonce, is_signed = signer.verify(open_key(spec), value), b" " in value
     if nonce is not None and is_signed == signer.has_secret:
         signer = signer.for_nonce(nonce.decode("ascii", "replace"))
         if all(map(is_run_id, agreed_id(signer))):
@@ -346,25 +366,6 @@ def _key_appears(store: TCPStore, key: str) -> bool:
     with contextlib.suppress(RuntimeError):
         store.get(key)
     return store.check([key])
-
-
-def _open_key(spec: MemberSpec) -> str:
-    return f"{key_prefix(spec)}/open"
-
-
-def lost_key(spec: MemberSpec, index: int | str) -> str:
-    """The key that the coordinator's member sets when the node with this index has left or is lost."""
-    return f"{key_prefix(spec)}/lost/{index}"
-
-
-def beat_key(spec: MemberSpec, index: int | str) -> str:
-    """The key with the heartbeats of the node with this index: a counter."""
-    return f"{key_prefix(spec)}/beat/{index}"
-
-
-def key_prefix(spec: MemberSpec) -> str:
-    """Prefix of all keys of a run: several runs may use one store."""
-    return f"ddplaunch/{spec.rendezvous.token}"
 
 
 def first_line(error: BaseException) -> str:

@@ -32,19 +32,19 @@ from ddplaunch.protocol.rendezvous import (
     RecordsRejected,
     RendezvousLost,
     RoundFormed,
+    RunCannotStart,
 )
 from ddplaunch.rendezvous.connect import (
     JoinRefused,
     agreed_id,
-    beat_key,
     claim_node_index,
     connect,
     enter,
     first_line,
-    key_prefix,
-    lost_key,
     read_note,
 )
+from ddplaunch.rendezvous.plain_store import RunRefused
+from ddplaunch.rendezvous.store import beat_key, key_prefix, lost_key
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.rounds.verdict import Restarts
 from ddplaunch.system import signals
@@ -100,6 +100,9 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         store, address, port = connect(spec, listen_fd, send)
         signer = enter(spec, store)
         index, rank_holder = claim_node_index(spec, store)
+    except RunRefused as error:
+        send(RunCannotStart(error.record.reason, error.record.exit_code))
+        return
     except JoinRefused as error:
         send(RendezvousLost(str(error), refused_hint=error.hint))
         return

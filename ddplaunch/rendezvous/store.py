@@ -20,6 +20,8 @@ from ddplaunch.system.limits import raise_open_files
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
+    from ddplaunch.protocol.rendezvous import MemberSpec
+
 
 def serve(listen_fd: int) -> None:
     """Serve on a listening socket until killed.
@@ -91,3 +93,31 @@ class Signer:
 
     def _signature(self, store_key: str, text: bytes) -> str:
         return hmac.digest(self._key, store_key.encode() + b"\n" + text, "sha256").hex()
+
+
+# Keys of the store of a rendezvous.
+
+
+def absence_key(spec: MemberSpec) -> str:
+    """What a NodeRefused is signed with that is in no store."""
+    return f"{key_prefix(spec)}/absent"
+
+
+def open_key(spec: MemberSpec) -> str:
+    """The key that the node that serves the rendezvous sets when the others may join."""
+    return f"{key_prefix(spec)}/open"
+
+
+def lost_key(spec: MemberSpec, index: int | str) -> str:
+    """The key that the coordinator's member sets when the node with this index has left or is lost."""
+    return f"{key_prefix(spec)}/lost/{index}"
+
+
+def beat_key(spec: MemberSpec, index: int | str) -> str:
+    """The key with the heartbeats of the node with this index: a counter."""
+    return f"{key_prefix(spec)}/beat/{index}"
+
+
+def key_prefix(spec: MemberSpec) -> str:
+    """Prefix of all keys of a run: several runs may use one store."""
+    return f"ddplaunch/{spec.rendezvous.token}"

@@ -26,6 +26,7 @@ from ddplaunch.protocol.rendezvous import (
     NoFreePlace,
     ReportToServer,
     RoundFormed,
+    RunCannotStart,
     StopRound,
     WaitingNodes,
     WorkersEnded,
@@ -103,8 +104,8 @@ class Coordinator:
     """Hosts of nodes that must not be used again."""
     _yet_to_leave: set[int] = field(default_factory=set)
     """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
-    _refusal: str = ""
-    """Why the run ends before its first round: a node is refused that it needs. Empty if none is."""
+    _refusal: RunCannotStart | None = None
+    """Why the run ends before its first round; None if it does not."""
     _to_come: int = 0
     """After a refusal: the number of nodes that have not joined, and so do not know of it."""
 
@@ -197,10 +198,10 @@ class Coordinator:
                 self.participants.append(index)
         return []
 
-    def _rejection(self, node_index: int, reason: str, why_node_leaves: str = "") -> Outgoing:
-        return Outgoing(node_index, RoundVerdict(self.attempt, "failed", reason=reason, node_leaves=why_node_leaves))
+    def _rejection(self, node_index: int, reason: str) -> Outgoing:
+        return Outgoing(node_index, RoundVerdict(self.attempt, "failed", reason=reason))
 
-    # A node whose hardware is not sound takes no part.
+    # A node that has failed before it joined, or whose hardware is not sound, takes no part.
 
     def _on_refused(self, record: NodeRefused) -> list[Outgoing]:
         """Before the first round, a run that cannot do without the node ends, and all nodes are told."""
@@ -210,15 +211,15 @@ class Coordinator:
         is_needed = self.min_nodes == self.max_nodes or record.node_index == self.server
         if not is_needed or self.participants or self.assigned or self.phase is not Phase.WAITING:
             return []
-        self._refusal, self.phase = record.reason, Phase.FINISHED
+        self._refusal, self.phase = RunCannotStart(record.reason, record.exit_code), Phase.FINISHED
         self._yet_to_leave = set(self._waiting) - {self.server}
         self._to_come = self.min_nodes - 1 - len(self._waiting)
-        return [*(self._rejection(i, record.reason, record.reason) for i in self._waiting), *self._all_left()]
+        return [*(Outgoing(index, self._refusal) for index in self._waiting), *self._all_left()]
 
     def _on_joined_too_late(self, node_index: int) -> list[Outgoing]:
         self._to_come -= 1
         self._yet_to_leave |= {node_index} - {self.server}
-        return [self._rejection(node_index, self._refusal, self._refusal), *self._all_left()]
+        return [Outgoing(node_index, self._refusal), *self._all_left()]
 
     def _all_left(self) -> list[Outgoing]:
         """After the end: whether the node that serves the rendezvous may go."""

@@ -94,6 +94,19 @@ def _first_free(host: str, address: str, rendezvous: RendezvousConfig) -> socket
     return listen(host, address, last_port)
 
 
+def with_addresses(host: str) -> str:
+    """``host``, which is this machine, with some of its addresses, for messages."""
+    return f"{host} ({', '.join(own_addresses(os.environ)[:4]) or 'no address but loopback'})"
+
+
+def why_not_served_here(rendezvous: RendezvousConfig) -> str:
+    """For messages, where no option names the server: the node with the endpoint's address serves, if it can."""
+    if rendezvous.is_server is not None:
+        return ""
+    is_mine = is_local(rendezvous.server_addresses[0])
+    return ", an address of this host whose port is taken" if is_mine else ", which is not an address of this host"
+
+
 def is_local(name: str) -> bool:
     """Whether this machine can listen at the name or address, on some port."""
     try:

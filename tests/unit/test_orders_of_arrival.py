@@ -30,7 +30,7 @@ class FakeClient:
 
     def __init__(self, node: NodeServices, config: RendezvousConfig) -> None:
         self.config, self._node = config, node
-        self.ready, self.is_server, self.lost_reason = READY, True, None
+        self.ready, self.is_server, self.lost_reason, self.refusal = READY, True, None, None
         self.coordinator: Coordinator | None = None
 
     def connect(self) -> None:

@@ -94,6 +94,15 @@ def test_a_node_that_serves_and_still_imports_torch_has_the_time_to_join():
             connect.connect(replace(BY_HAND, rendezvous=settings), -1, lambda _: None)
 
 
+def test_a_process_that_has_answered_and_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connect, "_GONE_S", 0.3)
+    serving = socket.create_server(("127.0.0.1", 0))
+    where = replace(BY_HAND.rendezvous, server_addresses=("127.0.0.1",), port=serving.getsockname()[1])
+    monkeypatch.setattr(connect._Search, "_store_of_run", lambda *_: serving.close())
+    with pytest.raises(RuntimeError, match="any more: the process that has answered before has ended"):
+        connect.connect(replace(BY_HAND, rendezvous=replace(where, join_timeout_s=60.0)), -1, lambda _: None)
+
+
 # The secret.
 
 

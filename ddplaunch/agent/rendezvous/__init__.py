@@ -49,6 +49,11 @@ class Rendezvous:
     def refuse(self, reason: str) -> None:
         """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether this node has met others, or has heard that the run does not start."""
+        return True
+
     def complete(self, spec: AgentSpec) -> AgentSpec:
         """``spec`` with what the nodes have agreed on before the first round: the run id, and this node's folder."""
         return spec

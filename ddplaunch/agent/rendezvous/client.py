@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.output import HelperOutput
-from ddplaunch.errors import RENDEZVOUS, LaunchError
+from ddplaunch.errors import NODE_LOST, RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.first_failure import KILLED_HINT
 from ddplaunch.protocol.launcher_agent import (
     EndpointOpen,
     NeedsRendezvous,
@@ -40,6 +41,7 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
     RendezvousNotFound,
     RoundFormed,
+    RunCannotStart,
     StopRound,
     WaitingNodes,
     WorkersStoreListens,
@@ -83,10 +85,12 @@ class RendezvousClient:
         ready: what the member has reported; None until this node has joined.
         address: address at which other nodes connect to this one; empty until it has joined.
         is_server: this node serves the rendezvous.
+        endpoint_socket: bound, on the node that serves, until the member has it.
         waiting_nodes: the nodes that wait for the next round, as last reported.
         is_spare: the run has all nodes that it needs; this node waits until one is lost.
         formed: the round for which this node has joined last; None until it is formed.
         verdict: on that round, or on the run if it ends without this node; None until it has arrived.
+        refusal: why the run does not start; None as far as is known.
         stopped_attempt: number of the last round that the coordinator has stopped; -1: none.
         clock_ahead_s: as ``Rendezvous.clock_ahead_s``.
         all_left: all other nodes have left, so this one, which serves the rendezvous, may end.
@@ -107,6 +111,7 @@ class RendezvousClient:
         self.ready: MemberReady | None = None
         self.formed: RoundFormed | None = None
         self.verdict: RoundVerdict | None = None
+        self.refusal: RunCannotStart | None = None
         self.lost_reason: str | None = None
         self.is_spare = self.has_left = self.all_left = False
         self.stopped_attempt = -1
@@ -115,9 +120,9 @@ class RendezvousClient:
         self.address = ""
         self._search_failure: str | None = None
         self._rejected_count, self._joined_time_s, self._departs = 0, 0.0, ""
-        self._endpoint_socket, self._addresses = network.bind_endpoint(self._host, config)
-        self.is_server = self._endpoint_socket is not None
-        self._port: int = self._endpoint_socket.getsockname()[1] if self._endpoint_socket else config.port
+        self.endpoint_socket, self._addresses = network.bind_endpoint(self._host, config)
+        self.is_server = self.endpoint_socket is not None
+        self._port: int = self.endpoint_socket.getsockname()[1] if self.endpoint_socket else config.port
         if not self.is_server and len(self._addresses) == 1:
             self._route_address()  # Fails now, not after a wait, if the host name cannot be resolved.
         self._store_listener: socket.socket | None = None
@@ -149,16 +154,17 @@ class RendezvousClient:
         ours, theirs = socket.socketpair()
         self._channel, self._socket = ours.makefile("wb"), ours
         stream = ours.makefile("rb")
-        self.send(self._member_spec())  # Records wait in the socket until the process has started.
+        self.send(self.member_spec())  # Records wait in the socket until the process has started.
         null = os.open(os.devnull, os.O_RDWR)
-        endpoint_fd = self._endpoint_socket.detach() if self._endpoint_socket else os.dup(null)
-        self._endpoint_socket = None
+        endpoint_fd = self.endpoint_socket.detach() if self.endpoint_socket else os.dup(null)
+        self.endpoint_socket = None
         file = Path(self._spec.node_dir, LOG) if self._spec.node_dir else None
         output = HelperOutput(f"the member of the rendezvous on {self._host}", file, self._node.outbox.send)
         self._node.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
         in_thread("rendezvous", lambda: self._read_all(stream))
 
-    def _member_spec(self) -> MemberSpec:
+    def member_spec(self) -> MemberSpec:
+        """What a process needs that speaks to the rendezvous."""
         config, spec = self.config, self._spec
         completed = replace(
             config,
@@ -217,7 +223,7 @@ class RendezvousClient:
             with contextlib.suppress(OSError):  # Buffered records for a process that has ended.
                 self._channel.close()
             self._channel = None
-        for each in (self._socket, self._endpoint_socket, self._store_listener):
+        for each in (self._socket, self.endpoint_socket, self._store_listener):
             if each:
                 each.close()
 
@@ -254,6 +260,8 @@ class RendezvousClient:
                 self.stopped_attempt = attempt
             case RoundVerdict():
                 self.verdict = record
+            case RunCannotStart():
+                self.refusal = record
             case AllNodesLeft():
                 self.all_left = True
             case ReportOfNode() | NodeSilent() | Notice():
@@ -336,10 +344,9 @@ class RendezvousClient:
 
     def _on_not_found(self, reason: str, limit_s: float) -> None:
         self._search_failure = reason
-        self.tell_progress(
-            f"{self._host_with_addresses} has not found the rendezvous at {self.endpoint}{self._why_not_served_here}: "
-            f"{reason}; the search goes on for up to {limit_s:g} s"
-        )
+        where = f"{self.endpoint}{network.why_not_served_here(self.config)}"
+        text = f"{network.with_addresses(self._host)} has not found the rendezvous at {where}: {reason}"
+        self.tell_progress(f"{text}; the search goes on for up to {limit_s:g} s")
 
     def _on_rejected(self, count: int) -> None:
         if not self._rejected_count:
@@ -356,13 +363,12 @@ class RendezvousClient:
                 "node that serves the rendezvous, and is the network between the nodes up?",
                 RENDEZVOUS,
             )
+        if self.lost_reason == _ENDED:
+            return LaunchError(f"{self._host} cannot join the other nodes: {_ENDED}", KILLED_HINT, NODE_LOST)
         reason = self.lost_reason or self._search_failure or "no node has answered there in time"
-        return LaunchError(
-            f"{self._host_with_addresses} cannot join the other nodes at {self.endpoint}{self._why_not_served_here}: "
-            f"{reason}",
-            _NOT_HOSTED if self.config.is_server is None else _NOT_STARTED,
-            RENDEZVOUS,
-        )
+        where = f"{self.endpoint}{network.why_not_served_here(self.config)}"
+        text = f"{network.with_addresses(self._host)} cannot join the other nodes at {where}: {reason}"
+        return LaunchError(text, _NOT_HOSTED if self.config.is_server is None else _NOT_STARTED, RENDEZVOUS)
 
     def too_few_error(self) -> LaunchError:
         """The error when no round was formed in time, or this node has not found the rendezvous."""
@@ -382,15 +388,3 @@ class RendezvousClient:
             _NOT_REACHED if self._spec.launcher_assigns_rendezvous else _NOT_JOINED,
             RENDEZVOUS,
         )
-
-    @property
-    def _host_with_addresses(self) -> str:
-        return f"{self._host} ({', '.join(network.own_addresses(os.environ)[:4]) or 'no address but loopback'})"
-
-    @property
-    def _why_not_served_here(self) -> str:
-        """For messages, where no option names the server: the node with the endpoint's address serves, if it can."""
-        if self.config.is_server is not None:
-            return ""
-        is_mine = network.is_local(self._addresses[0])
-        return ", an address of this host whose port is taken" if is_mine else ", which is not an address of this host"

@@ -45,6 +45,7 @@ _TELL_S = 30.0
 """For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
 
 _REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
+_ABSENT_HINT = "What its launcher has printed says more."
 
 
 class MultiNodeRendezvous(Rendezvous):
@@ -60,6 +61,14 @@ class MultiNodeRendezvous(Rendezvous):
         self._is_agreed = False
         self._departs = ""
         self._join_until, self._others_import = NEVER, False
+
+    @property
+    def has_joined(self) -> bool:
+        return self._client is not None and bool(self._client.ready or self._client.refusal)
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._client is not None and self._client.refusal is not None
 
     @property
     def stop_reason(self) -> str | None:
@@ -141,11 +150,8 @@ class MultiNodeRendezvous(Rendezvous):
         """Report the end of a run in which this spare has never taken part.
 
         Raises:
-            LaunchError: this node is not a spare: the run had ended before this node joined, or does not start.
+            LaunchError: this node is not a spare: the run had ended before this node joined.
         """
-        if verdict.node_leaves:
-            self._await_others(client)
-            raise LaunchError(verdict.reason, _REFUSED_HINT, HARDWARE)
         if not client.is_spare:
             raise LaunchError(f"{client.endpoint}: {quote(verdict.reason, 1000)}", "", RENDEZVOUS)
         self._leave(client)
@@ -212,10 +218,15 @@ class MultiNodeRendezvous(Rendezvous):
         """Wait until ``done``, the rendezvous is lost, or this node must stop.
 
         Raises:
-            LaunchError: the deadline has passed, or the rendezvous is lost and the launcher assigns no other.
+            LaunchError: the run does not start, the deadline has passed, or the rendezvous is lost and the launcher
+                assigns no other.
         """
-        is_in_time = self._node.wait(lambda: done() or self._is_over or self._node.is_stopping(), deadline)
-        client = self._client
+        is_done = lambda: done() or self._is_over or self._is_refused or self._node.is_stopping()  # noqa: E731
+        is_in_time, client = self._node.wait(is_done, deadline), self._client
+        if client and client.refusal:
+            self._await_others(client)
+            hint = _REFUSED_HINT if client.refusal.exit_code == HARDWARE else _ABSENT_HINT
+            raise LaunchError(client.refusal.reason, hint, client.refusal.exit_code)
         if client is None or (self._launcher_assigns_rendezvous and self._is_over):
             return
         if self._is_over:

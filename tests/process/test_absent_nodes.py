@@ -1,0 +1,106 @@
+"""A node that fails before it has joined the others: they learn it at once, and do not wait for it.
+
+Launchers are started by hand, one per node. The real torch, as the node that has failed speaks to torch's own store.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import children, command_line, wait_until
+from tests.support.runs import Finished, Running, start
+
+NODE_NOT_READY, NODE_LOST = 82, 84
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+def nodes(tmp_path: Path, *options: str, odd: int = -1, env: dict[str, str] | None = None) -> list[Running]:
+    """Two nodes, of which the first serves the rendezvous; only the ``odd`` one gets options and variables."""
+    script = tmp_path / "job.py"
+    script.write_text("print('ran')\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    running = []
+    for index in range(2):
+        conf = f"is_host={int(index == 0)},join_timeout=300"
+        command = (
+            "--nnodes",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{port}",
+            "--rdzv-conf",
+            conf,
+        )
+        is_odd = index == odd
+        running.append(start(*command, *(options if is_odd else ()), script, env=env if is_odd else None))
+    return running
+
+
+def kill_helper(node: Running, name: str, *earlier: int) -> int:
+    agent = node.agent_pid()
+    found = wait_until(
+        lambda: [p for p in children(agent) if command_line(p).startswith(f"ddplaunch {name}") and p not in earlier]
+    )
+    os.kill(found[0], signal.SIGKILL)
+    return found[0]
+
+
+def assert_both_end(running: list[Running], absent: int, code: int, reason: str) -> Finished:
+    """In far less than join_timeout. Returns how the other node has ended."""
+    finished = [node.finish() for node in running]
+    assert [done.returncode for done in finished] == [code, code], [done.err for done in finished]
+    other = finished[1 - absent]
+    assert " does not come: " in other.err
+    assert reason in other.err
+    assert other.out == ""
+    return other
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_node_without_torch(absent: int, tmp_path: Path):
+    (tmp_path / "path" / "torch").mkdir(parents=True)
+    (tmp_path / "path" / "torch" / "__init__.py").write_text("raise OSError('libcudart.so')\n")
+    running = nodes(tmp_path, odd=absent, env={"PYTHONPATH": str(tmp_path / "path")})
+    assert_both_end(running, absent, NODE_NOT_READY, "torch cannot be imported")
+
+
+def test_a_node_without_a_module_of_preload_and_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DDPLAUNCH_SECRET", "0123456789abcdef")
+    assert_both_end(nodes(tmp_path, "--preload", "no_such_module", odd=1), 1, NODE_NOT_READY, "no_such_module")
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_node_whose_forkservers_die(absent: int, tmp_path: Path):
+    running = nodes(tmp_path)
+    kill_helper(running[absent], "forkserver", kill_helper(running[absent], "forkserver"))
+    assert_both_end(running, absent, NODE_LOST, "was killed by SIGKILL")
+
+
+def test_a_node_whose_member_dies(tmp_path: Path):
+    running = nodes(tmp_path)
+    kill_helper(running[1], "member")
+    assert_both_end(running, 1, NODE_LOST, "member of the rendezvous has ended")
+
+
+def test_another_forkserver_takes_the_place_of_one_that_dies_while_it_imports(tmp_path: Path):
+    running = nodes(tmp_path)
+    kill_helper(running[1], "forkserver")
+    finished = [node.finish() for node in running]
+    assert [done.returncode for done in finished] == [0, 0], [done.err for done in finished]
+    assert "was killed by SIGKILL; trying again" in finished[1].err
+
+
+def test_nodes_that_all_lack_torch_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "path" / "torch").mkdir(parents=True)
+    (tmp_path / "path" / "torch" / "__init__.py").write_text("raise OSError('libcudart.so')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    finished = [node.finish(25) for node in nodes(tmp_path)]  # 30 s is how long each would tell the other.
+    assert [done.returncode for done in finished] == [NODE_NOT_READY] * 2
