@@ -16,7 +16,6 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster.job import ScheduledTask
 from ddplaunch.config import LaunchConfig
-from ddplaunch.errors import UsageError
 from ddplaunch.features.plan.model import Plan
 from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.plan import plan
@@ -138,25 +137,3 @@ def test_the_banner_of_a_dry_run_says_what_it_is():
     alone = launch_config(script="x.py", dry_run=True)
     assert dry_run_banner(alone).startswith("dry run: 1 simulated node on this machine's CPU, gloo")
     assert "2 simulated nodes" in dry_run_banner(config(dry_run=True))
-
-
-# The command.
-
-
-def ask(*argv: str) -> object:
-    return main.command.main([*argv, __file__], prog_name="ddplaunch", standalone_mode=False)
-
-
-def test_the_option_shows_the_plan_in_place_of_a_run(capsys: pytest.CaptureFixture[str]):
-    assert ask("--plan", "--nproc-per-node", "2") == 0
-    assert capsys.readouterr().out.startswith("plan: 2 workers on 1 node, on this machine")
-    assert ask("--plan", "--json", "--dry-run", "--nnodes", "2") == 0
-    assert json.loads(capsys.readouterr().out)["world_size"] == 2
-
-
-def test_json_without_a_plan_is_refused():
-    with pytest.raises(UsageError, match="--json: needs --plan"):
-        ask("--json")
-    for options in (("--ps",), ("--kill", "job7")):
-        with pytest.raises(UsageError, match="--json: needs --plan"):
-            main.command.main([*options, "--json"], prog_name="ddplaunch", standalone_mode=False)

@@ -6,71 +6,38 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.config import LaunchConfig
 from ddplaunch.features.come_back import launcher
 from ddplaunch.protocol.control import LeaveTerminal, RequestGranted, RequestRefused
 from ddplaunch.system import signals
+from tests.support.watches import ignore, run_services
+
+WRITES = "its only worker writes to the terminal itself (not with -t 3)"
+STARTS = "its workers have not started yet"
+SAID = "terminal_left: the run goes on without this terminal, which can be closed; to come back: ddplaunch --attach r1"
+PYTHON = "it was started by a Python program, which has the terminal"
 
 
-class Messages:
-    """Those of a run, and its console; counts how often the terminal was left."""
-
-    run_id, has_workers, left = "r1", True, 0
-
-    def __init__(self, *, has_terminal: bool = False) -> None:
-        self._has_terminal = has_terminal
-        self.console, self.said = self, list[str]()
-
-    def worker_has_terminal(self, _terminals: object) -> bool:
-        return self._has_terminal
-
-    def show(self, text: str, _level: int, kind: str) -> None:
-        self.said.append(f"{kind}: {text}")
-
-    def wait_shown(self, _timeout_s: float) -> None: ...
-
-    def leave_terminal(self) -> None:
-        self.left += 1
-
-
-class Nodes:
-    """One node, whose agent has inherited nothing."""
-
-    def __init__(self) -> None:
-        handle = type("Handle", (), {"inherited_fds": {}})
-        self.all = [type("Node", (), {"handle": handle})]
-
-
-@pytest.fixture(autouse=True)
-def own(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The terminal is the command's, and leaving it does nothing."""
-    calls: list[str] = []
-    monkeypatch.setattr(signals, "owns_terminal", True)
-    monkeypatch.setattr(launcher, "_leave_terminal", lambda: calls.append("left"))
-    return calls
-
-
-def answer(messages: Messages) -> object:
-    run = SimpleNamespace(nodes=Nodes(), messages=messages)
-    answers: list[object] = []
-    request = SimpleNamespace(request=LeaveTerminal("tag"), answer=answers.append)
-    (watch,) = launcher.watches(run)  # type: ignore[arg-type]
-    assert watch.on_request(request)  # type: ignore[arg-type]
-    return answers[0]
-
-
-def test_it_says_so_and_leaves(own: list[str]) -> None:
-    messages = Messages()
-    assert answer(messages) == RequestGranted()
-    assert (own, messages.left) == (["left"], 1)
-    back = "to come back: ddplaunch --attach r1"
-    assert messages.said == [f"terminal_left: the run goes on without this terminal, which can be closed; {back}"]
-
-
-def test_what_needs_the_terminal_keeps_it(own: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "its only worker writes" in answer(Messages(has_terminal=True)).reason  # type: ignore[attr-defined]
-    starting = Messages()
-    starting.has_workers = False
-    assert answer(starting) == RequestRefused("its workers have not started yet")
-    monkeypatch.setattr(signals, "owns_terminal", False)
-    assert "started by a Python program" in answer(Messages()).reason  # type: ignore[attr-defined]
-    assert own == []
+@pytest.mark.parametrize(
+    ("has_workers", "has_terminal", "is_own", "refused"),
+    [(True, False, True, ""), (True, True, True, WRITES), (False, False, True, STARTS), (True, False, False, PYTHON)],
+)
+def test_what_needs_the_terminal_keeps_it(
+    has_workers: bool, has_terminal: bool, is_own: bool, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``is_own``: the launcher is the command."""
+    done: list[object] = []
+    monkeypatch.setattr(signals, "owns_terminal", is_own)
+    monkeypatch.setattr(launcher, "_leave_terminal", lambda: done.append("left"))
+    nodes = SimpleNamespace(all=[SimpleNamespace(handle=SimpleNamespace(inherited_fds={}))])
+    console = SimpleNamespace(wait_shown=ignore, leave_terminal=lambda: done.append("leaves"))
+    messages = SimpleNamespace(
+        run_id="r1",
+        console=console,
+        has_workers=has_workers,
+        worker_has_terminal=lambda _: has_terminal,
+        show=lambda text, _level, kind: done.append(f"{kind}: {text}"),
+    )
+    (watch,) = launcher.watches(run_services(LaunchConfig(script="x.py"), nodes=nodes, messages=messages))
+    assert watch.on_request(SimpleNamespace(request=LeaveTerminal("tag"), answer=done.append))  # type: ignore[arg-type]
+    assert done == ([RequestRefused(refused)] if refused else [SAID, "leaves", "left", RequestGranted()])
