@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -46,10 +47,77 @@ def test_run_ids_sort_by_time_and_differ() -> None:
     assert [name[:15] for name in ids] == sorted(name[:15] for name in ids)
 
 
-def test_a_taken_run_id_gets_a_number(tmp_path: Path) -> None:
-    (tmp_path / "job.3").write_text("a file")
-    names = [run_folder.create(tmp_path, "job").name for _ in range(3)]
-    assert names == ["job", "job.2", "job.4"]
+class Base:
+    """A folder with those of runs, in which others may write, too. The methods are the steps of a story."""
+
+    def __init__(self, base: Path) -> None:
+        (base / "elsewhere").mkdir(parents=True)
+        self.base, self.said = base / "base", list[str]()
+        self.base.mkdir()
+
+    def _say(self, path: Path) -> None:
+        assert not path.exists() or stat.S_IMODE(path.stat().st_mode) == 0o700
+        self.said.append(f"{path.relative_to(self.base)}{'' if path.exists() else ', which cannot be made'}")
+
+    def create(self, run_id: str) -> None:
+        """A launcher makes the folder of its run."""
+        self._say(run_folder.create(self.base, run_id))
+
+    def share(self, host: str, run_id: str) -> None:
+        """A node of another launcher makes its own."""
+        self._say(run_folder.share(self.base, run_id, host))
+
+    def join(self, run_id: str, run_key: str, *names: str) -> None:
+        """A launcher of a node moves its folder into that of the run."""
+        made = run_folder.create(self.base, f"{run_id}.{names[0]}")
+        moved = run_folder.move_into_run(made, run_id, run_key, names)
+        assert stat.S_IMODE(moved.parent.stat().st_mode) == 0o700
+        self._say(moved)
+
+    def file(self, name: str) -> None:
+        (self.base / name).parent.mkdir(exist_ok=True)
+        (self.base / name).write_text("k")
+
+    def folder(self, name: str) -> None:
+        (self.base / name).mkdir(parents=True)
+
+    def link(self, name: str) -> None:
+        """To a folder that looks like one of a run, elsewhere."""
+        (self.base.parent / "elsewhere" / run_folder.NODES).write_text("k")
+        (self.base / name).symlink_to(self.base.parent / "elsewhere")
+
+    def dangling(self, name: str) -> None:
+        (self.base / name).symlink_to(self.base / "missing")
+
+    def public(self) -> None:
+        """Others may write in the folder of all runs."""
+        self.base.chmod(0o1777)
+
+    def foreign(self, name: str) -> None:
+        """The folder is another user's."""
+        os.chown(self.base / name, 65534, 65534)
+
+    def left(self) -> None:
+        self.said.append(" ".join(sorted(path.name for path in self.base.iterdir())))
+        self.said += [f"elsewhere: {path.name}" for path in (self.base.parent / "elsewhere").iterdir()]
+
+
+def check_stories(name: str, tmp_path: Path) -> None:
+    numbers = itertools.count()
+
+    def story(text: str) -> str:
+        return golden.play(Base(tmp_path / str(next(numbers))), text.partition(": ")[2])
+
+    golden.check_pages(name, story)
+
+
+def test_which_folder_a_run_and_its_nodes_have(tmp_path: Path) -> None:
+    check_stories("run_folders", tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_another_users_folder_is_not_used(tmp_path: Path) -> None:
+    check_stories("foreign_folders", tmp_path)
 
 
 def test_runs_that_start_at_once_with_one_id_get_a_folder_each(tmp_path: Path) -> None:
@@ -100,85 +168,6 @@ def test_parents_are_private_too(tmp_path: Path) -> None:
     assert modes == [0o700] * 3
 
 
-def test_a_node_does_not_write_where_another_user_may_have_linked_to(tmp_path: Path) -> None:
-    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
-    base.mkdir()
-    base.chmod(0o1777)
-    elsewhere.mkdir()
-    (base / "job").symlink_to(elsewhere)
-    assert run_folder.share(base, "job", "node1") == base / "job.2" / "node1"
-    assert list(elsewhere.iterdir()) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_node_does_not_use_another_users_folder(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    (base / "job").mkdir(parents=True)
-    os.chown(base / "job", 65534, 65534)
-    assert run_folder.share(base, "job", "node1") == base / "job" / "node1"
-    base.chmod(0o1777)
-    assert run_folder.share(base, "job", "node2") == base / "job.2" / "node2"
-
-
-def test_a_node_has_a_folder_of_its_own_in_the_run_that_it_takes_part_in(tmp_path: Path) -> None:
-    launchers = run_folder.create(tmp_path, "job")
-    assert [run_folder.share(tmp_path, "job", host) for host in ("a", "b")] == [launchers / "a", launchers / "b"]
-    assert run_folder.create(tmp_path, "job").name == "job.2"
-
-
-def test_a_node_never_writes_over_what_an_earlier_run_has_left_there(tmp_path: Path) -> None:
-    (tmp_path / "job" / "a").mkdir(parents=True)
-    (tmp_path / "job.2").write_text("a file")
-    assert run_folder.share(tmp_path, "job", "a") == tmp_path / "job.3" / "a"
-    nowhere = tmp_path / "job.2" / "below"
-    assert run_folder.share(nowhere, "job", "a") == nowhere / "job" / "a"
-
-
-# Where every node has a launcher.
-
-
-def launchers_folder(base: Path, run_id: str, run_key: str, *names: str) -> Path:
-    return run_folder.move_into_run(run_folder.create(base, f"{run_id}.{names[0]}"), run_id, run_key, names)
-
-
-def test_the_launchers_of_one_run_meet_in_one_folder(tmp_path: Path) -> None:
-    first = launchers_folder(tmp_path, "job7", "k1", "gpu1")
-    second = launchers_folder(tmp_path, "job7", "k1", "gpu2")
-    assert (first, second) == (tmp_path / "job7" / "gpu1", tmp_path / "job7" / "gpu2")
-    assert [path.name for path in tmp_path.iterdir()] == ["job7"]
-    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
-    assert run_folder.of_launchers(tmp_path / "job7") == (first, second)
-
-
-def test_two_runs_of_one_id_never_share_a_folder(tmp_path: Path) -> None:
-    order = (("k1", "gpu1"), ("k1", "gpu2"), ("k2", "gpu1"), ("k2", "gpu2"), ("k1", "gpu3"))
-    paths = [launchers_folder(tmp_path, "job7", run_key, host) for run_key, host in order]
-    names = {"k1": "job7", "k2": "job7.2"}
-    assert paths == [tmp_path / names[run_key] / host for run_key, host in order]
-    assert run_folder.create(tmp_path, "job7").name == "job7.3"
-
-
-def test_a_launcher_that_comes_again_to_its_run_has_another_folder(tmp_path: Path) -> None:
-    paths = [launchers_folder(tmp_path, "job7", "k", "gpu1", "gpu1.3") for _ in range(3)]
-    assert [path.name for path in paths] == ["gpu1", "gpu1.3", "gpu1.3.2"]
-
-
-def test_what_is_no_folder_of_the_run_is_passed_over(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / run_folder.NODES).write_text("k")
-    base = tmp_path / "base"
-    run_folder.create(base, "job7")
-    (base / "job7.2").symlink_to(elsewhere)
-    (base / "job7.3").write_text("a file")
-    (base / "job7.4").mkdir()
-    (base / "job7.4" / "mine").touch()
-    (base / "job7.5").symlink_to(tmp_path / "missing")
-    base.chmod(0o1777)
-    assert launchers_folder(base, "job7", "k", "gpu1") == base / "job7.6" / "gpu1"
-    assert not [path for path in base.iterdir() if path.name.startswith(".")]
-
-
 def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
     code = (
         "from ddplaunch.system.files.run_folder import move_into_run;"
@@ -191,14 +180,6 @@ def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
     assert {path.parent.name for path in paths[::2]} | {path.parent.name for path in paths[1::2]} == {"job7", "job7.2"}
     assert len({path.parent for path in paths[::2]}) == len({path.parent for path in paths[1::2]}) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"job7", "job7.2"}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_launcher_does_not_use_another_users_folder(tmp_path: Path) -> None:
-    launchers_folder(tmp_path, "job7", "k", "gpu1")
-    os.chown(tmp_path / "job7", 65534, 65534)
-    tmp_path.chmod(0o1777)
-    assert launchers_folder(tmp_path, "job7", "k", "gpu2") == tmp_path / "job7.2" / "gpu2"
 
 
 def test_a_lock_is_given_up_with_the_run(tmp_path: Path) -> None:
