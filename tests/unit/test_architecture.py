@@ -236,6 +236,13 @@ def test_a_process_loads_only_what_it_needs() -> None:
 
 
 @pytest.mark.features
+def test_what_features_do_before_a_run_costs_workers_nothing() -> None:
+    """The packages of features have functions for the launcher, and each worker loads some of them."""
+    parts = [f"ddplaunch.features.{each.name}.worker" for each in FEATURES if "worker" in each.modules]
+    assert "ddplaunch.config" not in modules_loaded_by("ddplaunch.worker.bootstrap", *parts)
+
+
+@pytest.mark.features
 def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     """What explains hangs and failures, and queries, is imported on use, or a second after the start."""
     parts = [f"{each.name}.{name}" for each in FEATURES for name in ("launcher", "agent") if name in each.modules]

@@ -3,10 +3,15 @@
 In the same way comes what the functions of workers have returned.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-from ddplaunch.config import LaunchConfig
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from ddplaunch.errors import StartNotice
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 
 def rows() -> tuple[object, ...]:

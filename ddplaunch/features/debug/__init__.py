@@ -4,10 +4,15 @@ Parts in the launcher, the agent and the worker; ``records`` is what they say to
 imports torch.
 """
 
-import os
+from __future__ import annotations
 
-from ddplaunch.config import LaunchConfig
+import os
+from typing import TYPE_CHECKING
+
 from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 EVENTS = {
     "debugger_opened": "a rank has stopped in a debugger, and waits for the terminal",

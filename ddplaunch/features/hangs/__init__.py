@@ -4,9 +4,14 @@ Agents sample their workers and report for how long they are quiet; the launcher
 waits for whom. A thread in each worker answers what torch knows of its collectives. What explains is pure.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-from ddplaunch.config import LaunchConfig
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.config import LaunchConfig
 
 EVENTS = {
     "quiet": "no rank has written output or called a collective since `t`; known 60 s later",
