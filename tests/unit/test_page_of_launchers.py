@@ -64,7 +64,7 @@ def test_three_folders_are_one_run(tmp_path: Path):
     assert texts.count(("restart", "")) == texts.count(("run started", "")) == 1
     assert ("signal", "gpu2") in texts
     assert files.report
-    assert (badge(files).word, files.report.first_failure) == ("failed", first)
+    assert (badge(files)["word"], files.report.first_failure) == ("failed", first)
     assert files.missing == []
 
 
@@ -100,6 +100,6 @@ def test_one_launcher_makes_the_page_of_all(tmp_path: Path, has_report: bool):
         assert whole_run(first) == tmp_path
         assert whole_run(second) is None
         files = reading.read(tmp_path)
-        assert (badge(files).word, files.is_live) == ("running", True)
+        assert (badge(files)["word"], files.is_live) == ("running", True)
     assert whole_run(second) == (tmp_path if has_report else None)  # The first has been killed.
     assert whole_run(tmp_path) is None

@@ -23,7 +23,6 @@ from ddplaunch.features.page.reading import RunFiles, line, read
 from ddplaunch.features.page.story import USES, Moment, Story, story, time_uses
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import integer
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.results import Versions
 from ddplaunch.text import duration, local_time, plural
 
@@ -37,6 +36,17 @@ _MAX_NODES_WITH_DATA = 128
 _SAMPLED_S = 15.0
 """A node whose workers run for so long has usage samples, also over SSH."""
 
+_LOOKS = {
+    "succeeded": ("good", "✓"),
+    "failed": ("bad", "✕"),
+    "stopped": ("stopped", "■"),
+    "running": ("running", "▶"),
+    "no result": ("unknown", "?"),
+}
+"""How a run ended -> class and sign of its badge."""
+
+_NO_RESULT = "its launcher was killed, or the report could not be written"
+
 _MAX_MESSAGES = 200
 _MAX_MOMENT, _MAX_LABEL = 600, 160
 """Characters of a text in the list of events, and of that of a mark."""
@@ -44,16 +54,6 @@ _MAX_MOMENT, _MAX_LABEL = 600, 160
 _MARK_PERCENT, _MAX_LANES = 5.5, 6
 _LINES, _MAX_LINES = {"failed": "failure", "lost": "failure", "hang": "hang"}, 40
 """Marks that are vertical lines in the charts, too."""
-
-
-@dataclass(frozen=True)
-class Badge:
-    """How the run ended, in a word: ``kind`` is ``good``, ``bad``, ``stopped``, ``running`` or ``unknown``."""
-
-    kind: str
-    sign: str
-    word: str
-    detail: str
 
 
 def page(folder: Path, now_s: float | None = None) -> str:
@@ -197,23 +197,18 @@ def _data(told: Story, drawn: list[charts.Chart]) -> Markup:
 # The head.
 
 
-def badge(files: RunFiles) -> Badge:
-    """How the run has ended, or that it goes on."""
+def badge(files: RunFiles) -> dict[str, str]:
+    """How the run has ended, or that it goes on: a ``word`` and a ``detail``, and how the word looks."""
     ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
     outcome, code = run_json.text(ended, "outcome"), integer(ended, "exit_code")
     if files.report:
         outcome, code = files.report.outcome, files.report.exit_code
     detail = f"exit code {code}" if code is not None else ""
-    if outcome == "succeeded":
-        # Workers that succeeded may leave processes behind.
-        return Badge("good" if code == 0 else "bad", "✓" if code == 0 else "✕", "succeeded", detail)
-    if outcome == "failed":
-        return Badge("bad", "✕", "failed", detail)
-    if outcome == "stopped":
-        return Badge("stopped", "■", "stopped", detail)
-    if files.is_live:
-        return Badge("running", "▶", "running", "")
-    return Badge("unknown", "?", "no result", "its launcher was killed, or the report could not be written")
+    if outcome not in ("succeeded", "failed", "stopped"):
+        outcome, detail = ("running", "") if files.is_live else ("no result", _NO_RESULT)
+    is_bad = outcome == "succeeded" and code != 0  # Workers that succeeded may leave processes behind.
+    kind, sign = _LOOKS["failed" if is_bad else outcome]
+    return {"word": outcome, "detail": detail, "kind": kind, "sign": sign}
 
 
 def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
