@@ -11,7 +11,6 @@ from ddplaunch import LaunchConfig
 from ddplaunch.config import HealthPolicy
 from ddplaunch.errors import CHECK_WARNED, HARDWARE
 from ddplaunch.features.check import check, deep_check
-from ddplaunch.features.check.deep_check import outliers
 from ddplaunch.features.check.page import CheckedNode
 from ddplaunch.features.check.queries import GpuRates, NodeGpuRates
 from ddplaunch.features.health.records import NodeHealth
@@ -68,35 +67,28 @@ def nodes(count: int, *last: GpuRates) -> list[tuple[str, NodeGpuRates]]:
     return [*usual, (f"gpu{count}", NodeGpuRates(rank=count, gpus=last))] if last else usual
 
 
-@pytest.mark.parametrize("measured", USUAL)
-def test_a_gpu_more_than_a_tenth_below_the_median_is_an_outlier(measured: str) -> None:
-    usual = [("a", gpu(index)) for index in range(4)]
-    just_below, just_above = (("b", gpu(7, **{measured: USUAL[measured] * share})) for share in (0.899, 0.901))
-    assert outliers([*usual, just_above]) == []
-    slow = just_below[1]
-    assert outliers([*usual, just_below]) == [("b", slow, measured, USUAL[measured], 5)]
-
-
-def test_only_gpus_of_one_name_are_compared() -> None:
-    slow = [("a", gpu(index, "T4", matmul_flops=40e12)) for index in range(2)]
-    assert outliers([*slow, *(("a", gpu(index)) for index in range(9))]) == []
-
-
-def test_what_was_not_measured_is_not_judged() -> None:
-    assert outliers([("a", gpu(0, peer_bytes_per_s=0.0)), *(("a", gpu(index)) for index in range(3))]) == []
-    assert outliers([]) == []
-    assert outliers([("a", gpu(0))]) == []
+SLOW = gpu(2, matmul_flops=511e12)
+FAILED = gpu(3, problem="OutOfMemoryError: CUDA out of memory", matmul_flops=0.0)
+CASES = {
+    "slow, failed, and not there": [
+        *nodes(3, gpu(0), gpu(1), SLOW, FAILED),
+        ("gpu9", NodeGpuRates(rank=4, missing="torch 2.13.0+cpu finds no GPU that it can use")),
+    ],
+    "more than a tenth below the median, and less": nodes(
+        3, *(gpu(round(share * 1000), **{name: USUAL[name] * share}) for name in USUAL for share in (0.899, 0.901))
+    ),
+    "only GPUs of one name are compared": nodes(3, *(gpu(index, "T4", matmul_flops=40e12) for index in range(2))),
+    "what was not measured is not judged": nodes(1, gpu(0, peer_bytes_per_s=0.0)),
+    "one": [("gpu1", NodeGpuRates(rank=0, gpus=(gpu(0),)))],
+    "none": [("gpu1", NodeGpuRates(rank=0, missing="no torch"))],
+}
 
 
 def test_the_page_has_a_line_for_a_name_and_one_for_what_is_wrong() -> None:
-    slow = gpu(2, matmul_flops=511e12)
-    found = nodes(3, gpu(0), gpu(1), slow, gpu(3, problem="OutOfMemoryError: CUDA out of memory", matmul_flops=0.0))
-    found.append(("gpu9", NodeGpuRates(rank=4, missing="torch 2.13.0+cpu finds no GPU that it can use")))
-    golden.check("rates", {"table": deep_check.rates_table(found), "wrong": "\n".join(deep_check.problems(found))})
-
-
-def test_without_gpus_there_is_no_table() -> None:
-    assert deep_check.rates_table([("a", NodeGpuRates(rank=0, missing="no torch"))]) == ""
+    told = {
+        name: "\n".join([deep_check.rates_table(found), *deep_check.problems(found)]) for name, found in CASES.items()
+    }
+    golden.check("rates", told)
 
 
 def test_what_a_worker_prints_is_checked() -> None:

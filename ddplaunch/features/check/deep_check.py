@@ -71,7 +71,7 @@ def problems(nodes: Sequence[tuple[str, NodeGpuRates]]) -> list[str]:
     """Nodes and GPUs that could not be measured, and those that are slower than others."""
     lines = [f"{host}: no GPU was measured: {node.missing}" for host, node in nodes if node.missing]
     lines += [f"{host}: {_gpu(gpu)}: {gpu.problem}" for host, gpu in _gpus(nodes) if gpu.problem]
-    for host, gpu, measured, usual, count in outliers(_gpus(nodes)):
+    for host, gpu, measured, usual, count in _outliers(_gpus(nodes)):
         rate: float = getattr(gpu, measured)
         share = f"{100 - 100 * rate / usual:.0f} % below the median of the {count} GPUs of its name"
         text = f"{_NAMES[measured]} {_rate(measured, rate)}, {share} ({_rate(measured, usual)})"
@@ -79,7 +79,7 @@ def problems(nodes: Sequence[tuple[str, NodeGpuRates]]) -> list[str]:
     return lines
 
 
-def outliers(gpus: Iterable[tuple[str, GpuRates]]) -> list[tuple[str, GpuRates, Measured, float, int]]:
+def _outliers(gpus: Iterable[tuple[str, GpuRates]]) -> list[tuple[str, GpuRates, Measured, float, int]]:
     """The rates that are more than 10 % below the median, in the order of ``gpus``, which are pairs with their host.
 
     Each with host, GPU and what was measured, the median of the GPUs of the same name on all nodes, and their count.
