@@ -60,6 +60,7 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
+    Feature("redraws", ("launcher",)),
     Feature("tracebacks", ("launcher",)),
     Feature("collect_logs", ("launcher", "records", "after_end"), (), ("text",), "output.collect_logs"),
     Feature("runs"),
@@ -89,9 +90,9 @@ FEATURES = (
     Feature("run_events", ("launcher",), needs=("runs",)),
     Feature("control", ("launcher",)),
 )
-"""Their parts are called in this order: all others have the output before tracebacks are folded, GPUs are known before
-others ask for them, the last usage sample comes before what takes time, and events.jsonl ends when all others have
-noted what they know.
+"""Their parts are called in this order: all others have the output before it is made short for the console, GPUs are
+known before others ask for them, the last usage sample comes before what takes time, and events.jsonl ends when all
+others have noted what they know.
 
 Their options stand in it below a heading of the help page.
 """

@@ -7,7 +7,7 @@ import os
 import re
 import resource
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,36 +15,13 @@ from hypothesis import strategies as st
 
 from ddplaunch.launcher.display import console, line_prefix, stream_writer
 from ddplaunch.launcher.display.console import Console
-from ddplaunch.protocol.launcher_agent import Output
 from tests.support import golden
-from tests.support.consoles import STALL_S, err, out, style
+from tests.support.consoles import STALL_S, Screens, err, out, read_all, screen, style
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-
-class Screens:
-    """A console whose stdout and stderr are two files, or one."""
-
-    def __init__(self, folder: Path, one: bool = False, **fields: Any) -> None:
-        self._paths = [folder / "screen", folder / ("screen" if one else "other")]
-        fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC) for path in self._paths]
-        self.console = Console(style(**fields), *fds)
-
-    def shown(self, *pieces: tuple[Output, bytes] | str) -> bytes:
-        """What stdout's screen holds after these pieces; a text is a message of ours."""
-        for piece in pieces:
-            if isinstance(piece, str):
-                self.console.show(piece)
-            else:
-                self.console.output(*piece)
-        self.console.drain(lambda: False, STALL_S)
-        return self._paths[0].read_bytes()
-
-    def errors(self) -> bytes:
-        return self._paths[1].read_bytes()
 
 
 @pytest.fixture
@@ -77,14 +54,6 @@ def small_files() -> Iterator[Callable[[int], None]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def read_all(fd: int, until: bytes) -> bytes:
-    """Read until ``until`` was seen."""
-    data = bytearray()
-    while until not in data[-len(until) - (1 << 16) :]:
-        data += os.read(fd, 1 << 16)
-    return bytes(data)
-
-
 # Prefixes.
 
 
@@ -99,38 +68,7 @@ def test_the_cause_of_a_failure_page_is_bold_on_a_terminal(is_coloured: bool, ca
 
 
 def test_pieces_of_lines_are_put_together_by_rank_and_stream(tmp_path: Path) -> None:
-    """A question names one screen or two, then pieces: of stdout of a rank, of stderr (``e``), or our words."""
-
-    def piece(text: str) -> tuple[Output, bytes] | str:
-        who, _, words = text.partition(":")
-        header = err(int(who[1:])) if who.startswith("e") else out(int(who)) if who != "us" else None
-        return (header, words.encode("latin-1")) if header else words
-
-    def screen(question: str) -> str:
-        number, *pieces = question.split(" | ")
-        screens = Screens(tmp_path, one=number == "one")
-        shown = [screens.shown(*map(piece, pieces)), *([screens.errors()] if number == "two" else [])]
-        return " and ".join(ascii(each.decode("latin-1")) for each in shown)
-
-    golden.check_answers("console", screen)
-
-
-def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    master, terminal = os.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    shown = Console(style(), terminal, terminal)
-    for piece in ((out(0), b"\r10%"), (out(1), b"\r20%"), (out(0), b"\r11%"), (out(1), b"\r" + b"x" * 99 + b"\n")):
-        shown.output(*piece)
-        assert shown._stdout.wait(STALL_S)
-    erase, up = b"\r\x1b[K", b"\x1b[1A\x1b[J"
-    assert read_all(master, b"x\r\n" + b"[node1:0] 11%") == b"".join(
-        (
-            b"[node1:0] 10%",
-            erase + b"[node1:0] 10%\r\n[node1:1] 20%",
-            erase + up + b"[node1:0] 11%\r\n[node1:1] 20%",
-            erase + up + b"[node1:1] " + b"x" * 99 + b"\r\n[node1:0] 11%",
-        )
-    )
+    golden.check_answers("console", lambda question: screen(tmp_path, question))
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])).map(b"".join))

@@ -71,12 +71,6 @@ def test_a_lone_workers_bytes_stay_as_they_are(logged: Logged) -> None:
     assert logged.log() == b"\r10%\r20%\n"
 
 
-def test_of_progress_bars_of_several_workers_it_has_the_end(logged: Logged) -> None:
-    for piece in (b"\r10%", b"\r20%", b"\r30%\n"):
-        logged.console.output(out(1), piece)
-    assert logged.log() == b"[1] 30%\n"
-
-
 def test_what_the_command_prints_itself_is_only_noted(logged: Logged) -> None:
     logged.console.note("ddplaunch: error: no host\x07")
     assert logged.log() == b"ddplaunch: error: no host\\x07\n"

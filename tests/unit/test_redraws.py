@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.launcher.display import redraws
-from ddplaunch.launcher.display.redraws import Redraws
+from ddplaunch.features.redraws import launcher
+from ddplaunch.features.redraws.launcher import RedrawnLines, Redraws
+from ddplaunch.launcher.display import console_log
+from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol.launcher_agent import Output
+from tests.support import golden
+from tests.support.consoles import STALL_S, Screens, out, read_all, screen, style
 
 
 class Shown:
@@ -17,7 +23,7 @@ class Shown:
     def __init__(self, is_terminal: bool = False) -> None:
         self.lines: list[tuple[int, bytes]] = []
         self.live: list[list[tuple[int, bytes]]] = []
-        self.redraws = Redraws(self._show, self._show_live if is_terminal else None)
+        self.redraws = Redraws(self._show, self._show_live, lambda: is_terminal)
 
     def _show(self, header: Output, data: bytes) -> None:
         self.lines.append((header.rank, data))
@@ -31,7 +37,7 @@ class Shown:
 
 def test_at_most_one_redraw_per_rank_and_five_seconds_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(redraws, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
     shown = Shown()
     for percent in range(100):
         now[0] += 0.125
@@ -60,3 +66,38 @@ def test_other_output_passes_unchanged() -> None:
     for piece in pieces:
         shown.write(0, piece)
     assert [data for _, data in shown.lines] == pieces
+
+
+def test_of_progress_bars_in_a_file_the_end_is_shown(tmp_path: Path) -> None:
+    golden.check_answers("redrawn_lines", lambda question: screen(tmp_path, question, RedrawnLines))
+
+
+def test_a_lone_workers_bytes_stay_as_they_are_and_console_log_has_the_end_of_several(tmp_path: Path) -> None:
+    for is_plain, shown in ((False, b"[node1:1] 30%\n"), (True, b"\r10%\r20%\r30%\n")):
+        screens = Screens(tmp_path)
+        screens.console.keep_log(tmp_path, reports_full_disk=False)
+        if is_plain:
+            screens.console.show_no_prefix()
+        screens.output = RedrawnLines(screens.console).on_output(screens.output)
+        screens.shown(*((out(1), piece) for piece in (b"\r10%", b"\r20%", b"\r30%\n")))
+        assert (tmp_path / console_log.FILE).read_bytes() == shown
+        (tmp_path / console_log.FILE).unlink()
+
+
+def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    shown = Console(style(), terminal, terminal)
+    output = RedrawnLines(shown).on_output(shown.output)
+    for piece in ((out(0), b"\r10%"), (out(1), b"\r20%"), (out(0), b"\r11%"), (out(1), b"\r" + b"x" * 99 + b"\n")):
+        output(*piece)
+        shown.wait_shown(STALL_S)
+    erase, up = b"\r\x1b[K", b"\x1b[1A\x1b[J"
+    assert read_all(master, b"x\r\n" + b"[node1:0] 11%") == b"".join(
+        (
+            b"[node1:0] 10%",
+            erase + b"[node1:0] 10%\r\n[node1:1] 20%",
+            erase + up + b"[node1:0] 11%\r\n[node1:1] 20%",
+            erase + up + b"[node1:1] " + b"x" * 99 + b"\r\n[node1:0] 11%",
+        )
+    )

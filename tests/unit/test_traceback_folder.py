@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,8 @@ class Shown:
         self.pieces: list[tuple[int, bytes]] = []
         self.attempts: list[tuple[int, bytes]] = []
         self.notes: list[str] = []
-        self.folder = TracebackFolder(SimpleNamespace(is_plain=is_plain, show=self._note))  # type: ignore[arg-type]
+        self.console: Any = SimpleNamespace(is_plain=is_plain, show=self._note, flushes=[])
+        self.folder = TracebackFolder(self.console)
         self._output = self.folder.on_output(self._take)
 
     def _note(self, text: str) -> None:
@@ -36,7 +38,7 @@ class Shown:
         self._output(Output("node1", rank, rank, stream, len(data), attempt=attempt), data)
 
     def text(self, rank: int) -> bytes:
-        self.folder.flush()
+        self.console.flushes[0]()
         return b"".join(data for owner, data in self.pieces if owner == rank)
 
 
@@ -140,14 +142,3 @@ def test_stdout_and_a_lone_worker_are_shown_at_once() -> None:
     shown.write(0, raised()[:60], stream="stdout")
     alone.write(0, raised()[:60])
     assert shown.pieces == alone.pieces == [(0, raised()[:60])]
-
-
-def test_what_is_held_back_is_shown_before_a_restart_is_told_and_at_the_end() -> None:
-    shown = Shown()
-    shown.write(0, raised()[:60])
-    shown.folder.on_note("message", "", None, None, {})
-    assert shown.pieces == []
-    shown.folder.on_note("restart", "", None, None, {})
-    shown.write(1, raised()[:60])
-    shown.folder.on_loop_ended()
-    assert shown.pieces == [(0, raised()[:60]), (1, raised()[:60])]

@@ -16,8 +16,6 @@ from ddplaunch.launcher.watches import Watch
 from ddplaunch.text import quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Output
@@ -53,6 +51,7 @@ class TracebackFolder(Watch):
     def on_output(self, write: WriteOutput) -> WriteOutput:
         """Fold the tracebacks on stderr."""
         self._show = write
+        self._console.flushes.append(self.flush)
 
         def fold(header: Output, data: bytes) -> None:
             if header.stream == "stdout" or self._console.is_plain:
@@ -61,15 +60,6 @@ class TracebackFolder(Watch):
                 self._fold(header, data)
 
         return fold
-
-    def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
-        """What is held back stands before the message that the workers are started again."""
-        if event == "restart":
-            self.flush()
-
-    def on_loop_ended(self) -> None:
-        """What is held back stands before the failure page."""
-        self.flush()
 
     def _fold(self, header: Output, data: bytes) -> None:
         """Show ``data``, or hold back its end if that may be part of a traceback to fold. Does not block."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.console_log import FILE, ConsoleLog, plain
-from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.launcher.display.stream_writer import StreamWriter
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import escape
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import Output
+    from ddplaunch.protocol.results import StreamName
 
 _LAST_MESSAGES_S = 1.0
 
@@ -41,6 +40,8 @@ class Console:
     Attributes:
         logs: where the logs are, for a message.
         stdout_fd: the descriptor that gets the workers' stdout.
+        is_shared: both streams are one file.
+        flushes: of what holds back lines before it calls ``output``: shows them.
     """
 
     def __init__(
@@ -51,11 +52,10 @@ class Console:
         self.logs, self.stdout_fd = "", stdout_fd
         self._is_coloured = style.colour["stderr"]
         self._stderr = stderr or StreamWriter(stderr_fd, style)
-        is_shared = stderr is not None or _is_same_file(stdout_fd, stderr_fd)
-        self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
+        self.is_shared = stderr is not None or _is_same_file(stdout_fd, stderr_fd)
+        self._stdout = self._stderr if self.is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
         self._log: ConsoleLog | None = None
-        self._stderr_lines = self._redraws(self._stderr)
-        self._stdout_lines = self._stderr_lines if is_shared else self._redraws(self._stdout)
+        self.flushes: list[Callable[[], None]] = []
 
     @classmethod
     def in_file(cls, folder: Path, style: Style, *, reports_full_disk: bool) -> Console:
@@ -96,22 +96,22 @@ class Console:
     def _writers(self) -> tuple[StreamWriter, ...]:
         return (self._stdout, self._stderr, *([self._log] if self._log else []))
 
-    def _redraws(self, writer: StreamWriter) -> Redraws:
-        return Redraws(partial(self._put, writer), writer.live_lines if writer.is_terminal else None)
-
-    def _put(self, writer: StreamWriter, header: Output, data: bytes) -> None:
-        writer.output(header, data)
+    def output(self, header: Output, data: bytes) -> None:
+        """Queue lines of a worker; while the queue is full, drop them and count them."""
+        self._writer(header.stream).output(header, data)
         if self._log:
             self._log.output(header, data)
 
-    def output(self, header: Output, data: bytes) -> None:
-        """Queue lines of a worker; while the queue is full, drop them and count them."""
-        if self.is_plain:
-            self._put(self._stdout if header.stream == "stdout" else self._stderr, header, data)
-        elif header.stream == "stdout":
-            self._stdout_lines.output(header, data)
-        else:
-            self._stderr_lines.output(header, data)
+    def _writer(self, stream: StreamName) -> StreamWriter:
+        return self._stdout if stream == "stdout" else self._stderr
+
+    def is_terminal(self, stream: StreamName) -> bool:
+        """Whether the stream is a terminal, which can show ``live_lines``."""
+        return self._writer(stream).is_terminal
+
+    def live_lines(self, stream: StreamName, lines: list[tuple[Output, bytes]]) -> None:
+        """Show these unfinished lines of workers below the output of the stream, in place of the previous ones."""
+        self._writer(stream).live_lines(lines)
 
     def show(self, text: str) -> None:
         """Queue a message of the launcher, on stderr; control characters in it are escaped."""
@@ -134,9 +134,9 @@ class Console:
             self._log.show(_encode(text))
 
     def flush(self) -> None:
-        """Queue what is held back of redrawn lines, so that it stands before the next message."""
-        self._stdout_lines.flush()
-        self._stderr_lines.flush()
+        """Queue what ``flushes`` hold back, so that it stands before the next message."""
+        for flush in reversed(self.flushes):  # What is nearer to the console was first.
+            flush()
 
     def hold(self, *, is_held: bool) -> None:
         """Hold back lines and messages while a debugger has the terminal, as far as there is room; or no longer."""
@@ -158,9 +158,7 @@ class Console:
 
     def leave_terminal(self) -> None:
         """Treat both streams as files from now on: redrawn lines become lines of console.log."""
-        for writer, lines in ((self._stdout, self._stdout_lines), (self._stderr, self._stderr_lines)):
-            writer.is_terminal = False
-            lines.end_live()
+        self._stdout.is_terminal = self._stderr.is_terminal = False
 
     def _on_stdout_error(self, problem: str) -> None:
         self.show(f"ddplaunch: stdout {problem}; the job goes on, {self.logs}")

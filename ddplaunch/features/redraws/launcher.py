@@ -1,7 +1,6 @@
-"""Lines that a worker draws again and again with carriage returns, like progress bars, on a console of several ranks.
+"""Shows few of the redraws of a line.
 
-Runs in the launcher, in the threads that read the agents' records. A terminal shows one live line per rank below the
-other output; elsewhere a rank shows at most one redraw per ``_AGAIN_S``. The log files keep every byte.
+Runs in the launcher, in the threads that read the agents' records.
 """
 
 from __future__ import annotations
@@ -9,13 +8,20 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.launcher_agent import Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ddplaunch.launcher.display.console import Console
+    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.protocol.results import StreamName
+    from ddplaunch.transport.handle import WriteOutput
 
 _AGAIN_S = 5.0
 _MAX_LIVE_LINES = 10
@@ -34,16 +40,17 @@ class _Redrawn:
 class Redraws:
     """Passes the lines of one console stream on to ``show``, without most of their redraws. Any thread.
 
-    ``show_live`` replaces the live lines of a terminal, each with its header; None where there is no terminal.
+    ``show_live`` replaces the live lines of a terminal, each with its header; ``is_live``: whether there is a terminal.
     """
 
     def __init__(
         self,
-        show: Callable[[Output, bytes], None],
-        show_live: Callable[[list[tuple[Output, bytes]]], None] | None,
+        show: WriteOutput,
+        show_live: Callable[[list[tuple[Output, bytes]]], None],
+        is_live: Callable[[], bool],
     ) -> None:
         self._show = show
-        self._show_live = show_live
+        self._show_live, self._is_live = show_live, is_live
         self._lock = threading.Lock()
         self._redrawn: dict[tuple[int, str], _Redrawn] = {}
         self._has_live = False
@@ -60,11 +67,6 @@ class Redraws:
                 self._redraw(redrawn, header, data)
             self._update_live()
 
-    def end_live(self) -> None:
-        """There is no terminal any more: from now on redraws are shown as lines, and not all of them."""
-        with self._lock:
-            self._show_live = None
-
     def flush(self) -> None:
         """Show the last redraw of every unfinished line, as a line."""
         with self._lock:
@@ -76,7 +78,7 @@ class Redraws:
 
     def _update_live(self) -> None:
         live = [each for _, each in sorted(self._redrawn.items()) if each.text]
-        if self._show_live and (live or self._has_live):
+        if self._is_live() and (live or self._has_live):
             self._has_live = bool(live)
             self._show_live([(each.header, _last_drawn(each.text)) for each in live[:_MAX_LIVE_LINES]])
 
@@ -88,7 +90,7 @@ class Redraws:
         redrawn.header = replace(header, lost_lines=0)
         redrawn.text = (_last_drawn(rest) + (b"\r" if rest.endswith(b"\r") else b""))[-_MAX_LINE_BYTES:]
         now = time.monotonic()
-        if not self._show_live and redrawn.text and now >= redrawn.shown_s + _AGAIN_S:
+        if not self._is_live() and redrawn.text and now >= redrawn.shown_s + _AGAIN_S:
             self._show_last(redrawn)
             redrawn.shown_s = now
 
@@ -101,3 +103,35 @@ class Redraws:
 def _last_drawn(line: bytes) -> bytes:
     """What remains visible of a line: the text after the last carriage return that has any text after it."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
+
+
+class RedrawnLines(Watch):
+    """Those of both streams of a console. Lines of a lone worker are not changed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """Show few of the redraws of each stream."""
+        console = self._console
+        stderr = self._redraws(write, "stderr")
+        stdout = stderr if console.is_shared else self._redraws(write, "stdout")
+
+        def output(header: Output, data: bytes) -> None:
+            if console.is_plain:
+                write(header, data)
+            else:
+                (stdout if header.stream == "stdout" else stderr).output(header, data)
+
+        return output
+
+    def _redraws(self, write: WriteOutput, stream: StreamName) -> Redraws:
+        console = self._console
+        redraws = Redraws(write, partial(console.live_lines, stream), partial(console.is_terminal, stream))
+        console.flushes.append(redraws.flush)
+        return redraws
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    return (RedrawnLines(run.messages.console),)
