@@ -1,4 +1,4 @@
-"""The accelerators of this node: number, PCI addresses, processes that use them, and the devices of each worker.
+"""The accelerators of this node: number, PCI addresses, and the devices of each worker.
 
 Runs in the agent. Asks NVML for addresses where the driver has brought its library, and reads the drivers' files below
 ``root`` in /proc and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or nvidia-smi
@@ -22,10 +22,7 @@ from ddplaunch.text import is_device_id
 from ddplaunch.threads import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-_SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
-"""Programs that only observe GPUs, as named in /proc/PID/comm, which holds 15 characters."""
+    from collections.abc import Mapping
 
 _DRIVERS = ("proc/driver/nvidia", "dev/nvidiactl", "sys/class/kfd", "dev/dxg")
 """Without any of these no GPU of NVIDIA or AMD is usable; with one of them GPUs may exist that cannot be counted."""
@@ -65,19 +62,6 @@ def gpu_pci_addresses(root: str = "/") -> tuple[str, ...]:
     return _nvidia_addresses(root) or _amd_addresses(root)
 
 
-def pci_address(device: str, root: str = "/") -> str:
-    """PCI address of the GPU with this id; a UUID may be shortened, as for CUDA.
-
-    Raises:
-        ValueError: no such GPU, or an id that the driver's files do not contain (MIG, AMD's UUIDs).
-    """
-    by_index = {str(index): address for index, address in enumerate(gpu_pci_addresses(root))}
-    found = [a for index, a in by_index.items() if device == index or _field(a, "GPU UUID", root).startswith(device)]
-    if len(found) != 1:
-        raise ValueError(f"the PCI address of GPU {device} is not known")
-    return found[0]
-
-
 def visible_models(visible: tuple[str, ...] | None, root: str = "/") -> tuple[str, ...]:
     """Models of the devices that ``visible_devices`` returned, from the drivers' files alone, which costs little.
 
@@ -87,19 +71,6 @@ def visible_models(visible: tuple[str, ...] | None, root: str = "/") -> tuple[st
     if visible is None:
         return models
     return tuple(models[int(device)] if device.isdigit() and int(device) < len(models) else "" for device in visible)
-
-
-def gpu_users(told: Iterable[tuple[int, int]] = (), root: str = "/") -> tuple[tuple[int, str, tuple[int, ...]], ...]:
-    """Processes that use GPUs: pid, name, and the GPUs' indices; without monitoring services.
-
-    From open files that this user may read, and from ``told``: pairs of pid and GPU, which a driver has told.
-    """
-    minors = {_field(address, "Device Minor", root): index for index, address in enumerate(gpu_pci_addresses(root))}
-    gpus: dict[int, set[int]] = {}
-    for pid, gpu in (*told, *_pids_by_open_files(minors, root)):
-        gpus.setdefault(pid, set()).add(gpu)
-    names = {pid: _text(Path(root, "proc", str(pid), "comm")).strip() for pid in sorted(gpus)}
-    return tuple((pid, name, tuple(sorted(gpus[pid]))) for pid, name in names.items() if name not in _SERVICES)
 
 
 def visibility_variable(environ: Mapping[str, str], root: str = "/") -> str:
@@ -246,16 +217,6 @@ def _ask_nvml_for_addresses() -> tuple[str, ...]:
     return ()
 
 
-def _pids_by_open_files(minors: dict[str, int], root: str) -> Iterator[tuple[int, int]]:
-    for folder in Path(root, "proc").glob("[0-9]*/fd") if minors else ():
-        with contextlib.suppress(OSError):
-            for link in os.scandir(folder):
-                with contextlib.suppress(OSError):
-                    match = re.fullmatch(r"/dev/nvidia([0-9]+)", os.readlink(link.path))
-                    if match and match[1] in minors:
-                        yield int(folder.parent.name), minors[match[1]]
-
-
 def _pci_order(address: str) -> list[int]:
     return [int(part, 16) for part in re.split("[:.]", address)]
 
@@ -263,16 +224,18 @@ def _pci_order(address: str) -> list[int]:
 def _is_usable(address: str, root: str) -> bool:
     # A job's device cgroup (SLURM's ConstrainDevices) hides nothing in /proc, but access(2) obeys it. The device file
     # may be missing until CUDA first runs.
-    node = Path(root, "dev", "nvidia" + _field(address, "Device Minor", root))
+    node = Path(root, "dev", "nvidia" + driver_field(address, "Device Minor", root))
     return not os.path.lexists(node) or os.access(node, os.R_OK | os.W_OK)
 
 
 def _model(address: str, root: str) -> str:
     # amdgpu knows the name of boards that have one stored.
-    return _field(address, "Model", root) or _text(Path(root, "sys/bus/pci/devices", address, "product_name")).strip()
+    by_amdgpu = Path(root, "sys/bus/pci/devices", address, "product_name")
+    return driver_field(address, "Model", root) or _text(by_amdgpu).strip()
 
 
-def _field(address: str, name: str, root: str) -> str:
+def driver_field(address: str, name: str, root: str) -> str:
+    """What NVIDIA's driver says of the GPU at a PCI address in its files, as ``Device Minor``; empty if nothing."""
     text = _text(Path(root, "proc/driver/nvidia/gpus", address, "information"))
     found = re.search(rf"^{name}:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
     return found[1] if found else ""

@@ -130,10 +130,6 @@ def test_an_nvml_that_fails_is_as_good_as_none(nvml: SimpleNamespace) -> None:
     assert devices._nvml_addresses() == ()
 
 
-def test_a_gpu_is_found_by_index_and_by_the_beginning_of_its_uuid(eight_gpus: str) -> None:
-    golden.check_answers("pci_addresses", lambda device: devices.pci_address(device, eight_gpus))
-
-
 # What workers may use
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplaunch.features.numa.cpus import cpus_for
+from ddplaunch.features.numa.cpus import cpus_for, pci_address
 from ddplaunch.text import fold_ints
 from tests.support import golden
+from tests.unit.test_devices import nvidia_node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,3 +102,8 @@ def test_a_machine_that_tells_no_caches_has_no_core_complexes(tmp_path: Path) ->
     write(tmp_path / "devices/system/node/node0/cpulist", "0-3")
     with pytest.raises(ValueError, match="sysfs has no cache of CPU"):
         cpus_for("core-complex", 0, GPUS[:1], ALL, str(tmp_path))
+
+
+def test_a_gpu_is_found_by_index_and_by_the_beginning_of_its_uuid(tmp_path: Path) -> None:
+    root = nvidia_node(tmp_path, *(f"0000:{bus:02x}:00.0" for bus in range(16, 24)))
+    golden.check_answers("pci_addresses", lambda device: pci_address(device, root))

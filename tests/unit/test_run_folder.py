@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import shutil
@@ -199,20 +198,3 @@ def test_a_folder_that_was_moved_is_found_by_its_lock_and_a_deleted_one_is_not(t
     assert run_folder.moved_to(folder) is None
     with run_folder.released(folder):
         pass
-
-
-def test_a_lock_is_seen_where_it_may_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = run_folder.create(tmp_path, "job7")
-    open_file = os.open
-
-    def read_only(path: str, flags: int, *more: int) -> int:
-        if flags & os.O_RDWR:
-            raise PermissionError(errno.EROFS, "read-only")
-        return open_file(path, flags, *more)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", read_only)
-        assert run_folder.is_locked(folder)
-    with run_folder.released(folder):
-        pass
-    assert not run_folder.is_locked(folder)

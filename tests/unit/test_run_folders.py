@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from ddplaunch import LaunchConfig, LaunchError, UsageError
 from ddplaunch.errors import NO_REPORT
 from ddplaunch.features.come_back import attach, launcher_request, logs
 from ddplaunch.features.ps import ps
-from ddplaunch.features.runs import run_folders
+from ddplaunch.features.runs import run_folders, run_json
 from ddplaunch.features.runs.asked_nodes import Queries
 from ddplaunch.features.runs.run_folders import find
 from ddplaunch.features.usage import live
@@ -201,3 +202,20 @@ def test_damaged_files_are_unknown(base: Path) -> None:
     (folder / "report.json").write_text('{"exit_code": 256}')
     with pytest.raises(LaunchError, match="the exit code is not known: its report cannot be read"):
         find("--wait", FIRST, None).exit_code()
+
+
+def test_a_lock_is_seen_where_it_may_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder.create(tmp_path, "job7")
+    open_file = os.open
+
+    def read_only(path: str, flags: int, *more: int) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EROFS, "read-only")
+        return open_file(path, flags, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", read_only)
+        assert run_json.is_locked(folder)
+    with run_folder.released(folder):
+        pass
+    assert not run_json.is_locked(folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import socket
@@ -15,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent import this_node
@@ -23,7 +25,7 @@ from ddplaunch.features.check.queries import ConnectResults, ConnectToNodes, Nod
 from ddplaunch.features.gpus import reader
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
-from ddplaunch.system import devices, network
+from ddplaunch.system import devices, network, procfs
 from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
@@ -39,6 +41,9 @@ _CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
 _MAX_CONNECTS = 32
 _GPUS_S = 3.0
 """The reader of the GPUs itself gives up after 2 s."""
+
+_SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
+"""Programs that only observe GPUs, as named in /proc/PID/comm, which holds 15 characters."""
 
 
 def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
@@ -108,11 +113,32 @@ def _models(read: GpusRead) -> tuple[str, ...]:
 
 
 def gpu_users(read: GpusRead, root: str = "/") -> Iterator[str]:
-    """A sentence on each process that has GPUs open, or that the driver has told."""
+    """A sentence on each process that has GPUs open, as far as this user may see it, or that the driver has told.
+
+    Without services that only observe.
+    """
+    addresses = devices.gpu_pci_addresses(root)
+    minors = {devices.driver_field(address, "Device Minor", root): index for index, address in enumerate(addresses)}
     told = [(pid, gpu.index) for gpu in read.gpus for pid in gpu.pids]
-    for pid, name, gpus in devices.gpu_users(told, root):
-        which = "GPUs" if len(gpus) > 1 else "GPU"
-        yield f"{which} {','.join(map(str, gpus))} in use by pid {pid}{name and f' ({quote(name)})'}"
+    gpus: dict[int, set[int]] = {}
+    for pid, gpu in (*told, *_pids_by_open_files(minors, root)):
+        gpus.setdefault(pid, set()).add(gpu)
+    for pid, indices in sorted(gpus.items()):
+        name = procfs.read(os.path.join(root, f"proc/{pid}/comm")).decode(errors="replace").strip()
+        if name not in _SERVICES:
+            which = "GPUs" if len(indices) > 1 else "GPU"
+            listed = ",".join(map(str, sorted(indices)))
+            yield f"{which} {listed} in use by pid {pid}{name and f' ({quote(name)})'}"
+
+
+def _pids_by_open_files(minors: dict[str, int], root: str) -> Iterator[tuple[int, int]]:
+    for folder in Path(root, "proc").glob("[0-9]*/fd") if minors else ():
+        with contextlib.suppress(OSError):
+            for link in os.scandir(folder):
+                with contextlib.suppress(OSError):
+                    match = re.fullmatch(r"/dev/nvidia([0-9]+)", os.readlink(link.path))
+                    if match and match[1] in minors:
+                        yield int(folder.parent.name), minors[match[1]]
 
 
 def _free_bytes(folder: str) -> int | None:

@@ -92,7 +92,7 @@ def _folders(bases: Iterable[Path]) -> Iterator[tuple[Path, ...]]:
         with contextlib.suppress(OSError):
             for entry in os.scandir(base):
                 folder = Path(entry.path)
-                if found := run_folder.of_launchers(folder) or ((folder,) if _has_files(entry) else ()):
+                if found := run_json.of_launchers(folder) or ((folder,) if _has_files(entry) else ()):
                     yield found
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT, of_launchers
+from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def prune(base: Path, keep_runs: int | None) -> None:
 
 def _runs(base: Path) -> Iterator[_Run]:
     for folder in base.iterdir():
-        launchers = of_launchers(folder)
+        launchers = run_json.of_launchers(folder)
         if launchers or (os.path.isfile(folder / NODES) and not os.path.islink(folder)):
             yield _Run(folder, launchers)
 

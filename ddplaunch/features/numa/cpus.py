@@ -33,9 +33,26 @@ def of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> 
         raise ValueError(
             f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
         )
-    addresses = tuple(devices.pci_address(visible[i * per_worker]) for i in range(nproc))
+    addresses = tuple(pci_address(visible[i * per_worker]) for i in range(nproc))
     allowed = frozenset(os.sched_getaffinity(0))
     return tuple(cpus_for(spec.workers.numa_binding, i, addresses, allowed) for i in range(nproc))
+
+
+def pci_address(device: str, root: str = "/") -> str:
+    """PCI address of the GPU with this id; a UUID may be shortened, as for CUDA.
+
+    Raises:
+        ValueError: no such GPU, or an id that the driver's files do not contain (MIG, AMD's UUIDs).
+    """
+    by_index = {str(index): address for index, address in enumerate(devices.gpu_pci_addresses(root))}
+    found = [
+        a
+        for index, a in by_index.items()
+        if device == index or devices.driver_field(a, "GPU UUID", root).startswith(device)
+    ]
+    if len(found) != 1:
+        raise ValueError(f"the PCI address of GPU {device} is not known")
+    return found[0]
 
 
 def cpus_for(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
-from ddplaunch.features.runs import run_folders
+from ddplaunch.features.runs import run_folders, run_json
 from ddplaunch.system.files import kept_files, run_folder
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ def whole_run(folder: Path) -> Path | None:
     whole = folder.parent
     if not os.path.isfile(whole / run_folder.NODES):
         return None
-    at_work = [each for each in run_folder.of_launchers(whole) if not os.path.exists(each / run_folder.REPORT)]
+    at_work = [each for each in run_json.of_launchers(whole) if not os.path.exists(each / run_folder.REPORT)]
     if folder in at_work:
         return whole if folder == at_work[0] else None
-    return None if any(map(run_folder.is_locked, at_work)) else whole
+    return None if any(map(run_json.is_locked, at_work)) else whole
 
 
 # For --page: also of runs that go on or were killed, and of those of older versions. The page says what is missing.

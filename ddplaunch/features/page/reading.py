@@ -68,7 +68,7 @@ class RunFiles:
 
 def read(folder: Path) -> RunFiles:
     """The files of the run in ``folder``."""
-    parts = [_of_one(each) for each in run_folder.of_launchers(folder)]
+    parts = [_of_one(each) for each in run_json.of_launchers(folder)]
     if parts and os.path.isfile(folder / run_folder.NODES):
         return _merged(folder, parts)
     files = _of_one(folder)
@@ -85,7 +85,7 @@ def read(folder: Path) -> RunFiles:
 def _of_one(folder: Path) -> RunFiles:
     """The files of the folder of one launcher."""
     missing: list[str] = []
-    is_live = run_folder.is_locked(folder)
+    is_live = run_json.is_locked(folder)
     started = run_json.facts(folder)
     if not started.host:
         missing.append(_absent(folder / run_folder.RUN, "command and start are not known"))

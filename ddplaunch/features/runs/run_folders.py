@@ -75,7 +75,7 @@ class RunFolder:
     def of_all_launchers(self) -> tuple[Path, ...]:
         """The folders of the run's launchers on this machine, or on a file system that they share."""
         whole = self.name.parent
-        return run_folder.of_launchers(whole) if os.path.isfile(whole / run_folder.NODES) else (self.path,)
+        return run_json.of_launchers(whole) if os.path.isfile(whole / run_folder.NODES) else (self.path,)
 
     def exit_code(self) -> int:
         """The exit code of the run, which has ended.
@@ -98,7 +98,7 @@ class RunFolder:
 
 def is_running(folder: Path, started: RunFacts) -> bool:
     """Whether the launcher of the run folder is alive; ``started`` is its run.json."""
-    return run_folder.is_locked(folder) or _has_launcher(started)
+    return run_json.is_locked(folder) or _has_launcher(started)
 
 
 def bases(log_dir: str | None) -> list[Path]:
@@ -171,7 +171,7 @@ def run_of(folder: Path) -> Path:
 
 
 def _newest_first(folders: Iterable[Path]) -> list[Path]:
-    return sorted(filter(run_folder.of_launchers, folders), key=made_s, reverse=True)
+    return sorted(filter(run_json.of_launchers, folders), key=made_s, reverse=True)
 
 
 def _last(folders: Iterable[Path]) -> list[Path]:
@@ -207,7 +207,7 @@ def _is_again(name: str, run_id: str) -> bool:
 
 
 def _started(folder: Path) -> RunFacts:
-    launchers = run_folder.of_launchers(folder)
+    launchers = run_json.of_launchers(folder)
     return run_json.facts(launchers[0]) if launchers else RunFacts()
 
 
@@ -235,7 +235,7 @@ def _unknown(option: str, text: str, where: Iterable[Path]) -> UsageError:
 
 def _of_launcher(run: Path, name: str, option: str, text: str) -> RunFolder:
     """The folder with this name of a launcher of the run: other words must not lead out of the run's folder."""
-    folders = {folder.name: folder for folder in run_folder.of_launchers(run)}
+    folders = {folder.name: folder for folder in run_json.of_launchers(run)}
     if name not in folders:
         hint = f"It has {', '.join(sorted(folders)[:_MAX_NAMED])}."
         raise UsageError(f"{option} {text}: no launcher of this run has this folder", hint)
@@ -244,7 +244,7 @@ def _of_launcher(run: Path, name: str, option: str, text: str) -> RunFolder:
 
 def _of_run(runs: list[Path]) -> RunFolder:
     """Of the first of ``runs`` that goes on, else of the first; of its launchers one on this machine, if any is."""
-    opened = [[_opened(folder) for folder in run_folder.of_launchers(run)] for run in runs]
+    opened = [[_opened(folder) for folder in run_json.of_launchers(run)] for run in runs]
     live = [launchers for launchers in opened if any(map(RunFolder.is_running, launchers))]
     launchers = (live or opened)[0]
     here = [each for each in launchers if each.launcher_pid] or launchers

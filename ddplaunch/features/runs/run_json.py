@@ -1,4 +1,4 @@
-"""Reads the JSON files of run folders, which may be damaged, cut, or of another version: the objects and their values.
+"""Reads run folders: whose they are, their locks, their JSON files, which may be damaged, cut, or of another version.
 
 Used by all that read run folders: commands, the page, the agent of ``--ps``. Must not block, and must not raise for any
 content of a file.
@@ -7,6 +7,7 @@ content of a file.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.run_folder import LOCK, REPORT, RUN, RunFacts
+from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT, RUN, RunFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,6 +66,42 @@ def of_launcher(pid: int) -> Iterator[tuple[Path, RunFacts]]:
         for target in procfs.open_files(pid):
             if target.endswith(f"/{LOCK}") and os.path.isfile(Path(target).with_name(RUN)):
                 yield Path(target).parent, facts(Path(target).parent)
+
+
+# Folders.
+
+
+def of_launchers(run: Path) -> tuple[Path, ...]:
+    """The folders of a run's launchers: ``run`` itself, or those in it if every node has a launcher.
+
+    Empty if ``run`` is no run folder. Does not raise.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.islink(run):
+            return ()
+        if os.path.isfile(run / LOCK):
+            return (run,)
+        if os.path.isfile(run / NODES):
+            return tuple(
+                sorted(path for path in run.iterdir() if not os.path.islink(path) and os.path.isfile(path / LOCK))
+            )
+    return ()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a launcher holds the folder's lock; false also where the file system has no locks. Does not raise."""
+    with contextlib.suppress(OSError):
+        try:
+            fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
+        except OSError:  # Of another user who lets others read, or on a disk that is mounted read-only.
+            fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            kept_files.close(fd)
+    return False
 
 
 # Files.

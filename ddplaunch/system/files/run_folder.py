@@ -202,23 +202,6 @@ def _rename(folder: Path, path: Path) -> bool:
     return True
 
 
-def of_launchers(run: Path) -> tuple[Path, ...]:
-    """The folders of a run's launchers: ``run`` itself, or those in it if every node has a launcher.
-
-    Empty if ``run`` is no run folder. Does not raise.
-    """
-    with contextlib.suppress(OSError):
-        if os.path.islink(run):
-            return ()
-        if os.path.isfile(run / LOCK):
-            return (run,)
-        if os.path.isfile(run / NODES):
-            return tuple(
-                sorted(path for path in run.iterdir() if not os.path.islink(path) and os.path.isfile(path / LOCK))
-            )
-    return ()
-
-
 def _is_own(folder: Path) -> bool:
     """Whether no other user made ``folder``: where others can write, it may be a symbolic link or their folder."""
     made = os.lstat(folder)
@@ -248,22 +231,6 @@ def moved_to(folder: Path) -> Path | None:
             lock = os.readlink(f"/proc/self/fd/{_held[folder]}")
             return Path(lock).parent if os.path.exists(lock) else None  # A deleted one has another name there.
     return None
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a launcher holds the folder's lock; false also where the file system has no locks. Does not raise."""
-    with contextlib.suppress(OSError):
-        try:
-            fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
-        except OSError:  # Of another user who lets others read, or on a disk that is mounted read-only.
-            fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            kept_files.close(fd)
-    return False
 
 
 @contextlib.contextmanager
