@@ -106,7 +106,7 @@ def told(config: LaunchConfig) -> str:
     [
         "schedulers",
         pytest.param("other_schedulers", marks=pytest.mark.features),
-        pytest.param("requeue", marks=pytest.mark.features),
+        pytest.param("scheduler_options", marks=pytest.mark.features),
     ],
 )
 def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_wins(
