@@ -269,22 +269,19 @@ def test_secrets_of_the_environment_stay_out_of_command_lines_logs_and_report(st
 # What the process is started with.
 
 
-def test_a_start_with_ignored_child_signals_still_learns_how_workers_end(start_method: str) -> None:
-    finished = run(
-        *("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, "1=code:7"),
-        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
-    )
-    assert finished.returncode == 7, finished.err
+def test_a_start_with_ignored_and_blocked_signals_still_stops_and_learns_how_workers_end(start_method: str) -> None:
+    def ignore_and_block() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
-
-def test_a_start_with_blocked_signals_still_stops(start_method: str) -> None:
-    running = start(
-        *("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH),
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}),
-    )
+    options = ("--start-method", start_method, "--nproc-per-node", "2")
+    running = start(*options, EXIT_WITH, "1=when-told:9", preexec_fn=ignore_and_block)
+    running.wait_for("waits to be told")
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGTERM)
-    assert running.finish().returncode == 143
+    finished = running.finish()
+    assert finished.returncode == 143, finished.err
+    assert [exit_["returncode"] for exit_ in finished.report["attempts"][0]["exits"]] == [-15, -9]
 
 
 # Limits.

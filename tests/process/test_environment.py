@@ -91,7 +91,6 @@ FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
         ("--nproc-per-node 2", {}, "01", [None, None]),
         ("", FOUR, "0123", ["0,1,2,3"] * 4),
         ("", {"CUDA_VISIBLE_DEVICES": ""}, "0", [""]),
-        ("--gpus 3,1", FOUR, "01", ["3,1"] * 2),
         ("--gpus-per-proc 2", FOUR, "01", ["0,1", "2,3"]),
         ("--virtual-local-rank --gpus 2,1", FOUR, "00", ["2", "1"]),
         ("--virtual-local-rank --nproc-per-node 2", {}, "00", ["0", "1"]),

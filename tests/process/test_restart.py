@@ -21,26 +21,28 @@ ALLREDUCE = PROGRAMS / "allreduce.py"
 
 
 def assert_recovered(finished: Finished, *deaths: tuple[int, int]) -> None:
-    """In each attempt but the last, one of two ranks died of a signal; the last succeeded."""
+    """In each attempt but the last, one of three ranks died of a signal, and is named in place of those that lost it."""
     assert finished.returncode == 0, finished.err
     *failed, last = finished.report["attempts"]
     assert [(attempt["outcome"], attempt["attempt_follows"]) for attempt in failed] == [("failed", True)] * len(deaths)
     assert (last["outcome"], last["attempt_follows"]) == ("succeeded", False)
-    for attempt, (victim, signum) in zip(failed, deaths, strict=True):
+    for number, (attempt, (victim, signum)) in enumerate(zip(failed, deaths, strict=True), start=1):
         assert [exit_["rank"] for exit_ in attempt["exits"] if exit_["returncode"] == -signum] == [victim]
-    assert finished.out.count(f"sum 3 in attempt {len(deaths)}") == 2
+        name = signal.Signals(signum).name
+        assert re.search(rf"rank {victim} on \S+ failed: {name}.*; restart {number} of", finished.err), finished.err
+    assert finished.out.count(f"sum 6 in attempt {len(deaths)}") == 3
 
 
 @pytest.mark.torch
 def test_a_gloo_job_recovers_each_time_that_a_rank_dies_at_the_given_port(unused_port: int) -> None:
     """torchrun: local_elastic_agent_test 2, 19."""
-    times = 9
+    times = 6
     signals = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
-    deaths = [(number % 2, int(signals[number % 3])) for number in range(times)]
-    options = ("--nproc-per-node", "2", "--max-restarts", str(times), "--master-port", str(unused_port))
+    deaths = [(number % 3, int(signals[number // 2])) for number in range(times)]
+    options = ("--nproc-per-node", "3", "--max-restarts", str(times), "--master-port", str(unused_port))
     finished = run(*options, ALLREDUCE, "40", ",".join(f"{victim}:{signum}" for victim, signum in deaths))
     assert_recovered(finished, *deaths)
-    assert finished.out.count(f"port {unused_port}\n") == 2 * (times + 1)
+    assert finished.out.count(f"port {unused_port}\n") == 3 * (times + 1)
 
 
 def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -> None:

@@ -133,17 +133,6 @@ def test_a_worker_that_fails_while_others_still_start_ends_the_job(start_method:
     assert all(exit_["stopped"] for exit_ in ends[1:])
 
 
-@pytest.mark.torch
-def test_the_killed_rank_is_named_not_those_that_lost_their_peer() -> None:
-    finished = run("--nproc-per-node", "3", "--max-restarts", "2", PROGRAMS / "allreduce.py", "200", "0:9,1:9,2:9")
-    assert finished.returncode == 137
-    for victim in range(2):
-        assert re.search(rf"rank {victim} on \S+ failed: SIGKILL.*; restart {victim + 1} of 2\n", finished.err), (
-            finished.err
-        )
-    assert (failure(finished)["rank"], failure(finished)["returncode"]) == (2, -9)
-
-
 def test_a_rank_whose_death_is_seen_after_its_peers_complaint_is_the_culprit(tmp_path: Path) -> None:
     go = tmp_path / "go"
     options = ("--start-method", "spawn", "--nproc-per-node", "3")
