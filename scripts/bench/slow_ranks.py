@@ -22,7 +22,7 @@ from ddplaunch.features.slow_ranks.slow_ranks import warning, window
 
 RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else size("BENCH_ROUNDS", 20, 0)
 EVEN_RUNS = size("BENCH_EVEN_ROUNDS", RUNS, 0)
-SLOW_S, STEPS_S = size("BENCH_RUN_S", 35.0, 1.0), size("BENCH_STEPS_S", 45.0, 1.0)
+SLOW_S, STEPS_S = size("BENCH_RUN_S", 35.0, 1.0), size("BENCH_STEPS_S", 45.0, 0.2)
 JOBS = 4
 """Jobs at a time: their steps are pauses, which need no CPU."""
 

@@ -225,15 +225,11 @@ def ctrl_c_twice(screen: Debugger, _running: Running) -> None:
     screen.type(CTRL_C + CTRL_C)
 
 
-def sigterm(_screen: Debugger, running: Running) -> None:
-    running.signal(signal.SIGTERM)
-
-
 def hang_up(_screen: Debugger, running: Running) -> None:
     running.signal(signal.SIGHUP)
 
 
-@pytest.mark.parametrize(("stop", "name"), [(ctrl_c_twice, "SIGINT"), (sigterm, "SIGTERM"), (hang_up, "SIGHUP")])
+@pytest.mark.parametrize(("stop", "name"), [(ctrl_c_twice, "SIGINT"), (hang_up, "SIGHUP")])
 def test_a_run_that_is_stopped_while_an_error_is_debugged_was_stopped(
     stop: Callable[[Debugger, Running], None], name: str, screen: Debugger, script, tmp_path: Path
 ) -> None:
@@ -317,9 +313,8 @@ def test_debugging_of_errors_needs_a_terminal(script) -> None:
     assert (done.returncode, "has an effect only without --no-python" in done.err) == (2, True)
 
 
-def test_without_a_terminal_the_job_fails_at_once(start_method: str, script) -> None:
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "3")
-    done = run(*options, script(STOP), "1")
+def test_without_a_terminal_the_job_fails_at_once(script) -> None:
+    done = run("--nproc-per-node", "2", "--max-restarts", "3", script(STOP), "1")
     assert done.returncode == 93
     why = r"stopped at breakpoint\(\) \(job.py:7\), and there is no terminal: stdin of ddplaunch is not one"
     assert re.search(rf"rank 1 on \S+ gave up: {why}", done.err)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FLOOD, WRITE, EXIT_WITH = PROGRAMS / "flood.py", PROGRAMS / "write.py", PROGRAMS / "exit_with.py"
 BARE = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| "}
 SPAWN = ("--start-method", "spawn", "--nproc-per-node", "2")
+FILL = '{ head -c 2000000 /dev/zero >"$0/zeros" 2>&1 || :; } 2>&-'
 
 
 def cannot_run(reason: str) -> NoReturn:
@@ -77,8 +78,7 @@ def test_a_disk_that_fills_up_stops_nothing_and_is_told_once(disk: Disk) -> None
 
 
 def test_a_disk_that_is_full_from_the_start_stops_nothing(disk: Disk) -> None:
-    fill = '{ head -c 2000000 /dev/zero >"$0/zeros" 2>&1 || :; } 2>&-'
-    finished = disk.run("size=1m", *SPAWN, FLOOD, "1000", "100", prepare=fill)
+    finished = disk.run("size=1m", *SPAWN, FLOOD, "1000", "100", prepare=FILL)
     assert finished.returncode == 0
     assert len(warnings(finished)) == 1
     assert "No space left on device" in warnings(finished)[0]
@@ -119,23 +119,16 @@ def test_a_folder_that_may_not_be_written_to_is_told_once(tmp_path: Path) -> Non
     ]
 
 
-def test_a_failure_on_a_full_disk_still_has_its_page(disk: Disk) -> None:
+def test_restarts_go_on_with_a_full_disk_and_the_last_failure_has_its_page(disk: Disk) -> None:
     """The error file cannot be written; the last lines tell the cause."""
-    fill = '{ head -c 2000000 /dev/zero >"$0/zeros" 2>&1 || :; } 2>&-'
-    options = ("--nproc-per-node", "2")
-    finished = disk.run("size=1m", *options, EXIT_WITH, "1=raise:the cause", prepare=fill)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1")
+    finished = disk.run("size=1m", *options, EXIT_WITH, "1=code:3,raise:the cause", prepare=FILL)
     assert finished.returncode == 1
+    assert len([line for line in warnings(finished) if "No space left" in line]) <= 2
+    assert "; restart 1 of 1\n" in finished.err
     assert "\nrank 1 on " in finished.err
     assert "  | RuntimeError: the cause\n" in finished.err
     assert 'Traceback (most recent call last):\n  File "<' not in finished.err
-
-
-def test_restarts_go_on_with_a_full_disk(disk: Disk) -> None:
-    fill = '{ head -c 2000000 /dev/zero >"$0/zeros" 2>&1 || :; } 2>&-'
-    ends = ("*=code:3,code:3,code:0",)
-    finished = disk.run("size=1m", *SPAWN, "--max-restarts", "2", EXIT_WITH, *ends, prepare=fill)
-    assert finished.returncode == 0
-    assert len([line for line in warnings(finished) if "No space left" in line]) <= 3
 
 
 def test_without_any_writable_folder_a_job_runs_without_files(disk: Disk) -> None:

@@ -46,8 +46,8 @@ def while_restarting(running: Running) -> None:
 
 
 PHASES = [while_importing, while_running, while_stopping, while_restarting]
-BOTH_WAYS = [*(("spawn", phase) for phase in PHASES), ("forkserver", while_importing), ("forkserver", while_running)]
-"""How a stop or a restart goes on does not depend on how a worker was started."""
+BOTH_WAYS = [*(("spawn", phase) for phase in PHASES[1:]), *(("forkserver", phase) for phase in PHASES[:2])]
+"""Exec'd workers import for themselves; how a stop or a restart goes on does not depend on how a worker was started."""
 
 
 def start_in(phase: Callable[[Running], None], start_method: str) -> Running:

@@ -21,7 +21,7 @@ ALLREDUCE = PROGRAMS / "allreduce.py"
 
 
 def assert_recovered(finished: Finished, *deaths: tuple[int, int]) -> None:
-    """In each attempt but the last, one of three ranks died of a signal, and is named in place of those that lost it."""
+    """In each attempt but the last, one of three ranks died of a signal, and is named, not those that lost it."""
     assert finished.returncode == 0, finished.err
     *failed, last = finished.report["attempts"]
     assert [(attempt["outcome"], attempt["attempt_follows"]) for attempt in failed] == [("failed", True)] * len(deaths)
