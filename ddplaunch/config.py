@@ -309,6 +309,11 @@ class LaunchConfig(AgentConfig):
         return self.dry_run or not self.hosts
 
     @property
+    def script_file(self) -> str:
+        """Path of the script; empty if workers run a module, a program, a function or a text."""
+        return self.script if self.entry == "script" and not self.text else ""
+
+    @property
     def transport(self) -> str:
         """How agents are started: a name in ``transport.transports.TABLE``."""
         return "local" if self.is_local else self.remote.transport

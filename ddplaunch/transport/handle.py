@@ -199,17 +199,22 @@ class Transport(abc.ABC):
         self._post = post
         self._early_agent, self._stdout_fd = early_agent, stdout_fd
 
-    def start(self, index: int) -> AgentHandle:
+    def start(self, index: int, purpose: Purpose = "run") -> AgentHandle:
         """Start the agent of node ``index``; its events are posted as ``FromNode``.
 
         Raises:
             LaunchError: this machine cannot start it.
         """
-        return self._start(index, "run")
-
-    def query(self, index: int) -> AgentHandle:
-        """As ``start``, but the agent is no part of a run: it only answers."""
-        return self._start(index, "query")
+        host, post, output = self.node_names[index], post_as(FromNode, index, self._post), self._output
+        try:
+            return self._start_agent(
+                index,
+                lambda event: post(of_host(host, event)),
+                lambda header, data: output(of_host(host, header), data),
+                purpose,
+            )
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"the agent on {host} cannot be started: {error}", NO_ROOM_HINT) from None
 
     def sweep(self, index: int) -> AgentHandle | None:
         """Start an agent that kills all processes of the lost node ``index``; its events are posted as ``FromSweep``.
@@ -228,18 +233,6 @@ class Transport(abc.ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release the resources that the handles share, after all handles are closed."""
-
-    def _start(self, index: int, purpose: Purpose) -> AgentHandle:
-        host, post, output = self.node_names[index], post_as(FromNode, index, self._post), self._output
-        try:
-            return self._start_agent(
-                index,
-                lambda event: post(of_host(host, event)),
-                lambda header, data: output(of_host(host, header), data),
-                purpose,
-            )
-        except (OSError, RuntimeError) as error:
-            raise LaunchError(f"the agent on {host} cannot be started: {error}", NO_ROOM_HINT) from None
 
     @staticmethod
     def command(_config: LaunchConfig, _host: str) -> tuple[str, ...]:

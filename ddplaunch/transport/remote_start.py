@@ -187,10 +187,9 @@ def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -
     start = replace(start, cwd=config.chdir or working_folder(), env={**start.env, environment.RUN_ID: node_tag})
     if purpose == "sweep":
         return start
-    script = config.script if config.entry == "script" and not config.text else ""
     asks = config.keep_warm_s != 0 and transport.keeps_warm
-    kept = {"preload": config.workers.preload, "script": script, "seconds": config.keep_warm_s}
-    return replace(start, script=script, needs_torch=True, kept=kept if asks else None)
+    kept = {"preload": config.workers.preload, "script": config.script_file, "seconds": config.keep_warm_s}
+    return replace(start, script=config.script_file, needs_torch=True, kept=kept if asks else None)
 
 
 def first_input(start: RemoteStart) -> bytes:

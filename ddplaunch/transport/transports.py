@@ -28,7 +28,7 @@ class TransportRow:
     login: str = ""
 
 
-TABLE = [
+TABLE = (
     TransportRow(
         name="local",
         code="ddplaunch.transport.local:LocalTransport",
@@ -49,7 +49,7 @@ TABLE = [
         keeps_warm=False,  # The end of a job step ends all of its processes.
         login="srun --overlap --nodelist=HOST --pty bash",
     ),
-]
+)
 
 
 def of_hosts() -> tuple[str, ...]:

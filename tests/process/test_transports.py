@@ -36,7 +36,7 @@ class SilentTransport(CommandTransport):
 def test_a_command_that_does_not_start_the_agent_is_given_up() -> None:
     posted: queue.SimpleQueue[object] = queue.SimpleQueue()
     config = LaunchConfig(script="x.py", hosts=(Host("one"),), remote=RemoteConfig(start_timeout_s=0.5))
-    handle = SilentTransport(config, ("one",), "tag", discard_output, posted.put).query(0)
+    handle = SilentTransport(config, ("one",), "tag", discard_output, posted.put).start(0, "query")
     try:
         posted_by = posted.get(timeout=60)
     finally:

@@ -126,17 +126,6 @@ def test_every_folded_list_of_names_reads_back(names: set[str]):
     assert list(parse_node_list(",".join(sorted(names)))) == sorted(names)
 
 
-@given(st.lists(st.tuples(st.integers(0, 999), st.integers(0, 9), st.integers(1, 5)), min_size=1, max_size=5))
-def test_ranges_are_padded_as_their_first_number(ranges: list[tuple[int, int, int]]):
-    inside, names = [], []
-    for first, more, width in ranges:
-        low, high = f"{first:0{width}}", f"{first + more:0{width}}"
-        # SLURM pads both ends alike.
-        inside.append(f"{low}-{high}" if more else low)
-        names += [f"n{number:0{width}}" for number in range(first, first + more + 1)]
-    assert list(parse_node_list(f"n[{','.join(inside)}]")) == names
-
-
 @example("n[1-3],[")
 @given(st.text(st.sampled_from("n0139[]-,.x "), max_size=20))
 def test_any_text_is_names_or_a_usage_error(text: str):

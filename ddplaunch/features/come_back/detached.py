@@ -94,7 +94,7 @@ def _check(config: LaunchConfig) -> None:
         raise UsageError("--detach: needs a run folder, and --log-dir is /dev/null", "Its output goes to console.log.")
     if config.workers.debug_on_error:
         raise UsageError("--detach cannot be combined with --debug-on-error", "A debugger needs a terminal.")
-    if config.is_local and not config.chdir and config.entry == "script" and not config.text:
+    if config.is_local and not config.chdir and config.script_file:
         script_file.check_readable(config.script, setup.local_host_name())
 
 

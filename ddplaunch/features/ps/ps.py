@@ -125,7 +125,7 @@ def agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries]:
         stack.callback(queries.close)
         for transport in (here, *others):
             for index, name in enumerate(transport.node_names):
-                queries.add(name, transport.query(index), ListRuns(), is_remote=transport.is_remote)
+                queries.add(name, transport.start(index, "query"), ListRuns(), is_remote=transport.is_remote)
         yield queries
 
 

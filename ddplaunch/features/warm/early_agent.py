@@ -37,7 +37,7 @@ def offer(config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callabl
         return path and f"{keeper_client.ANEW}: {path}"
     cwd = os.path.abspath(config.chdir) if config.chdir else working_folder()
     environ, argv = agent_process.environ(config, run_tag), agent_process.COMMAND
-    request = keeper_client.takeover(environ, cwd, config.workers.preload, _script(config), argv, config.keep_warm_s)
+    request = keeper_client.takeover(environ, cwd, config.workers.preload, config.script_file, argv, config.keep_warm_s)
     fds = agent_process.inherited(config, stdout_fd)
     try:
         agent = keeper_client.take_over(path, request, cwd, tuple(fds.values()), meanwhile)
@@ -55,11 +55,6 @@ def offer_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent | N
     from ddplaunch.features.warm.keeper_client import take_over_here
 
     return take_over_here(start, facts)
-
-
-def _script(config: LaunchConfig) -> str:
-    """Path of the script that the workers run; empty if they run none."""
-    return config.script if config.entry == "script" and not config.text else ""
 
 
 def for_agent(config: LaunchConfig) -> str | None:
@@ -82,6 +77,6 @@ def for_agent(config: LaunchConfig) -> str | None:
         seconds=config.keep_warm_s,
         watched=(leader,) if is_watched else (),
         preload=config.workers.preload,
-        script=_script(config),
+        script=config.script_file,
     )
     return wire.encode(record).decode()

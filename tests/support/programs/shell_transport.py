@@ -22,13 +22,14 @@ class ShellTransport(CommandTransport):
         return ("env", f"WAY={config.remote.transport}")
 
 
-transports.TABLE.append(
+transports.TABLE = (
+    *transports.TABLE,
     transports.TransportRow(
         name="shell",
         code="__main__:ShellTransport",
         way="through a shell",
         keeps_warm=False,
-    )
+    ),
 )
 HOSTS, REMOTE = (Host("one"), Host("two")), RemoteConfig(transport="shell")
 
