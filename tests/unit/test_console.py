@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ddplaunch.launcher.display import console, line_prefix, stream_writer
 from ddplaunch.launcher.display.console import Console
 from tests.support import golden
-from tests.support.consoles import STALL_S, Screens, err, out, read_all, screen, style
+from tests.support.consoles import STALL_S, Screens, out, read_all, screen, style
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -140,20 +140,6 @@ def test_a_second_signal_ends_the_wait_for_a_stuck_terminal(stuck_pipe: tuple[in
     asked = iter([False, False, True])
     shown.drain(lambda: next(asked), STALL_S)
     assert next(asked, None) is None, "it was asked each time"
-
-
-def test_a_closed_stdout_is_no_reason_to_stop_and_stderr_goes_on(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    errors = tmp_path / "errors"
-    shown = Console(style(), writer, os.open(errors, os.O_WRONLY | os.O_CREAT))
-    shown.logs = "logs in /a"
-    for _ in range(3):
-        shown.output(out(0), b"nobody reads this\n")
-    shown.output(err(0), b"but this\n")
-    shown.drain(lambda: False, STALL_S)
-    message = b"ddplaunch: stdout is not read any more; the job goes on, logs in /a\n"
-    assert sorted(errors.read_bytes().splitlines(keepends=True)) == [b"[node1:0] but this\n", message]
 
 
 def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(

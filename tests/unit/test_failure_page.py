@@ -297,13 +297,6 @@ def test_stacks_and_failures_of_other_machines_are_written_here(tmp_path: Path) 
     assert files == {"failed/rank_0/last_lines.log": "bye\n", "failed/rank_1/stacks.txt": hung.stacks}
 
 
-def test_a_success_has_a_report_and_no_page(tmp_path: Path) -> None:
-    result = RunResult("r1", 0, "succeeded", 2.0, (AttemptResult(0, "succeeded", (ended(0),), 1.0),))
-    report_files.write_report(result, tmp_path)
-    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
-
-
 def test_a_report_that_cannot_be_written_is_passed_over_and_leaves_no_half(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     report_files.write_report(failed(ended(0, 1)), gone)
