@@ -159,5 +159,5 @@ def begin(spec: AgentSpec, post: Callable[[object], None]) -> dict[str, Any]:
 
 
 def load(node: NodeServices) -> tuple[Part, ...]:
-    """All parts of an agent."""
-    return tuple(module.part(node) for module in features.loaded("agent"))
+    """All parts of an agent. A feature that only begins something ahead has none."""
+    return tuple(module.part(node) for module in features.loaded("agent") if hasattr(module, "part"))

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.parts import NodeServices
 from ddplaunch.agent.rendezvous import multi_node
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.config import RendezvousConfig
+from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
+from ddplaunch.protocol.rendezvous import RoundFormed, WaitingNodes
 from ddplaunch.rounds.coordinator import Coordinator
 from ddplaunch.rounds.verdict import Restarts
-from tests.support.configs import agent_spec, rendezvous_config
+from tests.support.configs import a_round, agent_spec, rendezvous_config
 from tests.support.fake_agents import participants_of
 from tests.support.members import READY
 
@@ -28,15 +29,29 @@ SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
 class FakeClient:
     """A client whose member is the coordinator, at once."""
 
-    def __init__(self, node: NodeServices, config: RendezvousConfig) -> None:
+    def __init__(self, node: Any, config: RendezvousConfig) -> None:
         self.config, self._node = config, node
         self.ready, self.is_server, self.lost_reason, self.refusal = READY, True, None, None
+        self.is_spare = False
+        self.waiting_nodes = WaitingNodes("node0", 4, 0)
+        self.formed: RoundFormed | None = None
+        self.verdict = None
         self.coordinator: Coordinator | None = None
+        self._node.clients.append(self)
 
     def connect(self) -> None:
         config = self.config
         self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
         self._node.start_member([])
+
+    def join(self, *_: object) -> None:
+        """Only one round is formed: the next one waits for all that the launcher says."""
+        self.formed = self._node.rounds.pop() if self._node.rounds else None
+
+    def take_store_listener(self) -> None: ...
+
+    def too_few_error(self) -> LaunchError:
+        return LaunchError("all records have arrived", "")
 
     def send(self, record: object) -> None:
         assert isinstance(record, AssignNodes)
@@ -110,15 +125,15 @@ def agent_after(records: Sequence[object], joins_after: int, during_start: int) 
         wait=wait,
         is_stopping=lambda: False,
         start_member=lambda _fds: deliver(during_start),
+        clients=[],
+        rounds=[RoundFormed(a_round())],
     )
     rendezvous = MultiNodeRendezvous(node, 1)
-    rendezvous._connect(float("inf"))
+    assert rendezvous.next_round()
     deliver(joins_after)
-    while queue or rendezvous._next_config:
-        if rendezvous._next_config:
-            rendezvous._connect(float("inf"))
-        deliver(1)
-    return rendezvous._client
+    with pytest.raises(LaunchError, match="all records have arrived"):
+        rendezvous.next_round()
+    return node.clients[-1]
 
 
 def test_the_coordinator_knows_what_the_launcher_knows_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +154,6 @@ def test_what_concerns_a_rendezvous_that_was_left_is_dropped(monkeypatch: pytest
     launcher.move()
     client = agent_after([*launcher.sent, AssignNodes("run#1", (0,))], 0, 0)
     assert client.coordinator.assigned == (0, 1, 2, 3)
-    node: Any = SimpleNamespace(spec=SPEC)
-    waiting = MultiNodeRendezvous(node, 1)
-    waiting.handle_event(JoinRendezvous(replace(CONFIG, token="run#2", participants=(0, 1))))
-    waiting.handle_event(AssignNodes("run#1", (0,)))
-    assert waiting._next_config
-    assert waiting._next_config.participants == (0, 1)
+    next_one = JoinRendezvous(replace(CONFIG, token="run#2", participants=(0, 1)))
+    client = agent_after([*launcher.sent, next_one, AssignNodes("run#1", (0,))], len(launcher.sent) + 2, 0)
+    assert client.coordinator.assigned == (0, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.parts import Part
 from ddplaunch.features.keep_runs import retention
 
 if TYPE_CHECKING:
@@ -18,6 +17,3 @@ def begin(spec: AgentSpec, _post: Callable[[object], None]) -> None:
     """Delete old run folders beside that of this run, in the default folder only."""
     if spec.run_dir_name and spec.node_dir and spec.output.log_dir is None:
         retention.prune(Path(spec.node_dir).parents[1], spec.output.keep_runs)
-
-
-part = Part
