@@ -50,6 +50,7 @@ class Feature(NamedTuple):
         before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
             one of them, or with ``only``. The agent starts after ``prepare``: both import late what they need.
         only: a setting, too: the launcher of a run without it has no part of the feature.
+        declares: the package itself has ``rows``, ``EVENTS`` or ``worker_environ``; without, a command starts sooner.
     """
 
     name: str
@@ -57,15 +58,16 @@ class Feature(NamedTuple):
     needs: tuple[str, ...] = ()
     before_run: tuple[str, ...] = ()
     only: str = ""
+    declares: bool = True
 
 
 FEATURES = (
-    Feature("redraws", ("launcher",)),
-    Feature("tracebacks", ("launcher",)),
+    Feature("redraws", ("launcher",), declares=False),
+    Feature("tracebacks", ("launcher",), declares=False),
     Feature("collect_logs", ("launcher", "records", "after_end"), (), ("text",), "output.collect_logs"),
-    Feature("runs"),
+    Feature("runs", declares=False),
     Feature("ps", ("queries",), needs=("runs",)),
-    Feature("gpus", ("agent",)),
+    Feature("gpus", ("agent",), declares=False),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus", "runs")),
     Feature("health", ("launcher", "agent", "records"), needs=("gpus",), before_run=("hosts",)),
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps", "runs")),
@@ -79,16 +81,16 @@ FEATURES = (
     Feature("come_back", ("launcher",), needs=("runs",)),
     Feature("host_filter", ("hosts",)),
     Feature("numa", ("cpus",)),
-    Feature("other_schedulers", ("schedulers",)),
-    Feature("name_servers", ("agent",)),
+    Feature("other_schedulers", ("schedulers",), declares=False),
+    Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
-    Feature("functions", ("launcher", "agent", "worker", "target"), needs=("collect_logs",), only="text"),
+    Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), only="text", declares=False),
     Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
-    Feature("control", ("launcher",)),
+    Feature("control", ("launcher",), declares=False),
 )
 """Their parts are called in this order: all others have the output before it is made short for the console, GPUs are
 known before others ask for them, the last usage sample comes before what takes time, and events.jsonl ends when all
@@ -105,8 +107,8 @@ def rows() -> tuple[Any, ...]:
 
 
 def packages() -> Iterator[Any]:
-    """The packages of all features, in their order."""
-    return (import_module(f"{__name__}.{each.name}") for each in FEATURES)
+    """The packages of the features that declare something, in their order."""
+    return (import_module(f"{__name__}.{each.name}") for each in FEATURES if each.declares)
 
 
 def declared(name: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,13 @@ def test_the_core_imports_no_feature() -> None:
     core = [file for file in FILES if file.parts[0] != "features"]
     pairs = [(str(file), name) for file in core for name in modules_imported(file)]
     assert [pair for pair in pairs if pair[1].startswith("ddplaunch.features.")] == []
+
+
+def test_a_feature_says_whether_its_package_declares_something() -> None:
+    names = ("rows", "EVENTS", "EVENT_KEYS", "worker_environ")
+    for each in FEATURES:
+        package = importlib.import_module(f"ddplaunch.features.{each.name}")
+        assert each.declares == any(hasattr(package, name) for name in names), each.name
 
 
 def test_a_feature_names_those_whose_modules_it_imports() -> None:
