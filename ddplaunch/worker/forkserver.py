@@ -35,10 +35,14 @@ __all__ = ["caught", "finished", "main", "script"]
 """What the agent's start of this process imports."""
 
 _MAX_FDS = 5
+_HELPERS = ("store", "member")
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 _INHERITED = dict(os.environ)
 """The environment before the imports."""
+
+_MASK = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+"""The signals that are blocked outside of a fork."""
 
 Continuation = Callable[[], None]
 
@@ -74,9 +78,11 @@ def _no_effect(_signum: int, _frame: object) -> None: ...
 
 
 def _end_by_signals() -> None:
+    """In a new process; a signal that was sent to it since the fork, which has blocked them, takes effect now."""
     for signum in SENT_TO_RUNS:
         if signal.getsignal(signum) is _no_effect:
             signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)
 
 
 def first_record(sock: socket.socket) -> ForkserverSpec | None:
@@ -172,14 +178,18 @@ def _fork(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> ProcessS
     """
     gate, opener = os.pipe()
     reader, writer = os.pipe()
+    # The agent may stop a worker at once. Before the worker has its own handlers, the signal would have no effect.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_RUNS)
     try:
         intermediate = quiet_fork()
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)
         for fd in (gate, opener, reader, writer):
             os.close(fd)
         return ProcessStarted(spec.tag, error=str(error))
     if intermediate == 0:
         return _fork_again(spec, fds, server, gate, opener, writer)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)
     os.close(gate)
     os.close(writer)
     answer = os.read(reader, 256).decode()
@@ -216,7 +226,10 @@ def quiet_fork() -> int:
 
 def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
     """Set up the new process: signals, cgroup, session, descriptors, environment, CPUs; close other descriptors."""
-    _end_by_signals()
+    if spec.how in _HELPERS:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)  # They ignore what the agent decides about.
+    else:
+        _end_by_signals()
     if spec.cgroup:
         # The cgroup comes first, so that all children of the process are inside. A failure is harmless: the sweep finds
         # the processes without a cgroup, too.
@@ -232,7 +245,7 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
         _exec(spec.argv, os.environ if spec.env is None else spec.env)
     if spec.env is not None:
         _set_environ(spec.env)
-    if spec.how in ("store", "member"):
+    if spec.how in _HELPERS:
         linux.set_command_line(["ddplaunch", spec.how, os.environ.get("DDPLAUNCH_RUN_ID", "")])
         use_own_search_path(drop_first=False)
         return partial(importlib.import_module(f"ddplaunch.rendezvous.{spec.how}").serve, *range(3, len(fds)))

@@ -145,8 +145,11 @@ def test_workers_run_on_without_their_forkserver_and_another_serves_the_restart(
 
 
 def test_a_store_killed_before_any_worker_runs_ends_the_attempt() -> None:
-    """Else they would try to reach it for as long as torch waits. The moment is short, and not met by every try."""
-    running = start("--nproc-per-node", "2", "--max-restarts", "3", "--shutdown-timeout", "1", PRINT_SIGNALS)
+    """Else they would try to reach it for as long as torch waits. The moment is short, and not met by every try.
+
+    They end by SIGTERM, also if it comes before they have their own handlers: without SIGKILL after the grace period.
+    """
+    running = start("--nproc-per-node", "2", "--max-restarts", "3", EXIT_WITH, "*=wait")
     agent, killed = running.agent_pid(), [0]
     while running.process.poll() is None:
         found = (pid for pid in children(agent) if command_line(pid).startswith("ddplaunch store"))
@@ -157,6 +160,8 @@ def test_a_store_killed_before_any_worker_runs_ends_the_attempt() -> None:
     assert_lost(finished)
     assert len(killed[1:]) == len(finished.report["attempts"]) == 4
     assert finished.err.count("the workers' store on") >= 4
+    exits = [exit_ for attempt in finished.report["attempts"] for exit_ in attempt["exits"]]
+    assert {exit_["returncode"] for exit_ in exits} <= {-signal.SIGTERM}
 
 
 def test_a_killed_store_ends_the_attempt_and_the_next_has_its_own(start_method: str) -> None:
