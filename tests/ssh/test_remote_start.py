@@ -121,7 +121,7 @@ def test_a_login_shell_that_lets_nobody_in_is_told_with_its_words(make_lab):
 
 def test_a_login_that_never_ends_or_never_stops_printing_is_given_up(make_lab):
     waits = NodeOptions(home={".bashrc": "echo hold on\nsleep 1000 & wait"})
-    prints = NodeOptions(home={".bashrc": "yes"})
+    prints = NodeOptions(home={".bashrc": "yes $(printf %01000d)"})  # Half a million short lines take long to read.
     lab = make_lab(2, node1=waits, node2=prints)
     with connecting(lab) as them:
         them.start(timeout_s=3.0)
