@@ -175,6 +175,22 @@ def test_a_driver_that_hangs_is_told_in_time_and_read_when_it_goes_on(driver: Sa
     assert (len(later.gpus), later.missing) == (1, "")
 
 
+def test_a_child_that_starts_late_is_no_word_about_the_driver(
+    driver: Says, watch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (go := tmp_path / "go").touch()
+    late = tmp_path / "late.py"
+    wait = f"while os.path.exists({str(go)!r}): time.sleep(0.01)"
+    late.write_text(f"import os, runpy, time\n{wait}\nrunpy.run_path({reader._CHILD!r}, run_name='__main__')")
+    monkeypatch.setattr(reader, "_CHILD", str(late))
+    monkeypatch.setattr(reader, "_CHILD_STARTS_S", 0.5)
+    driver("gpus 1")
+    watched = watch()
+    assert watched.read() == GpusRead(missing="the process that asks NVML has not started for 0.5 s")
+    go.unlink()
+    assert len(watched.read().gpus) == 1
+
+
 def test_a_killed_child_is_told_once(driver: Says, watch: Any) -> None:
     driver("gpus 1")
     watched = watch()

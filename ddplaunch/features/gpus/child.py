@@ -32,6 +32,7 @@ _NOISE = ("used_bytes", "pids", "clock_reasons", "temperature_margin_c", "nvlink
 
 def main() -> None:
     """``sys.argv``: ``nvml``, or the root of the files of AMD's driver; seconds between readings; ``sys.path``."""
+    print(flush=True)  # From here on, it is the driver that does not answer.
     what, interval_s, sys.path[:] = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
     # The parent may find this package by other means than its path.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))

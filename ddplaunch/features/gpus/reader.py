@@ -34,6 +34,9 @@ INTERVAL_S = 5.0
 SILENCE_S = 15.0
 """A reading is this late before it is said that NVML does not answer: its calls wait for one another under load."""
 
+_CHILD_STARTS_S = 15.0
+"""For so long the child may take to start: on a loaded machine that says nothing about the driver."""
+
 UNREADABLE = "the answer of the GPU driver could not be read"
 _ENDED = "the process that asks the GPU driver has ended"
 _CHILD = str(Path(__file__).with_name("child.py"))
@@ -55,7 +58,8 @@ class GpuReader:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._who = "NVML" if what == "nvml" else "amdgpu"
         self._on_answer, self._interval_s = on_answer, interval_s
-        self._has_answered, self._missing = False, ""
+        self._has_started = self._has_answered = False
+        self._missing = ""
         in_thread("gpu reader", self._read)
 
     @classmethod
@@ -109,9 +113,11 @@ class GpuReader:
         is_silent = False
         try:
             for line in _lines(pipe.fileno(), self._limit_s):
+                if line == b"":  # The child's first word: it runs, and calls the driver next.
+                    self._has_started = True
+                    continue
                 if line is None and not is_silent:
-                    limit_s = SILENCE_S if self._has_answered else devices.NVML_LIMIT_S
-                    self._tell(GpusRead(missing=_silence(limit_s, self._who)))
+                    self._tell(GpusRead(missing=self._silence()))
                 elif line is not None:
                     self._tell(_decoded(line))
                 if line is not None and is_silent:
@@ -121,7 +127,14 @@ class GpuReader:
             self._end()
 
     def _limit_s(self) -> float:
-        return self._interval_s + SILENCE_S if self._has_answered else devices.NVML_LIMIT_S
+        if self._has_answered:
+            return self._interval_s + SILENCE_S
+        return devices.NVML_LIMIT_S if self._has_started else _CHILD_STARTS_S
+
+    def _silence(self) -> str:
+        if not self._has_started and not self._has_answered:
+            return f"the process that asks {self._who} has not started for {_CHILD_STARTS_S:g} s"
+        return _silence(SILENCE_S if self._has_answered else devices.NVML_LIMIT_S, self._who)
 
     def _tell(self, answer: Answer) -> None:
         self._has_answered = True
