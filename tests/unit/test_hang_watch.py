@@ -60,8 +60,10 @@ class Job:
         limits = {f"{name}_s": limit or None for name, limit in options.items()}
         config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**limits), rendezvous=meets)
         show = lambda text, *_: self.said.append(text)  # noqa: E731
+        self.noted: list[str] = []
+        note = lambda kind, *_, **__: self.noted.append(kind)  # noqa: E731
         self.posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self.watch = HangWatch(run_services(config, self._sent, folder, show, self.posted.put))
+        self.watch = HangWatch(run_services(config, self._sent, folder, show, self.posted.put, note=note))
         self.later(1)
 
     def _sent(self, order: Any) -> None:
@@ -99,6 +101,10 @@ class Job:
 
     def finished(self, node: str) -> None:
         self.report(int(node), is_finished=True)
+
+    def ended(self) -> None:
+        """The attempt has ended on all nodes."""
+        self.watch.on_event(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=60.0)))
 
     def examined(self, node: str, rank: str, gpu: str = "") -> None:
         """The answer of a node; ``gpu``: its GPU computes."""
@@ -211,6 +217,26 @@ def test_of_a_job_that_moves_while_files_are_written_both_is_told(
     job.thread_ends()
     assert job.said[0].startswith("nothing has moved for 5 min: the job seems to hang; all stacks: ")
     assert job.said[-1] == "the job moves again, after 5 min"
+
+
+@pytest.mark.parametrize(
+    ("quiet", "meanwhile", "noted"),
+    [
+        ("quiet 300", "finished 0, finished 1, ended", ["quiet", "active"]),
+        ("quiet 30", "finished 0, finished 1", []),
+        ("quiet 30", "active 1", []),
+    ],
+)
+def test_an_attempt_that_ends_or_moves_while_files_are_written_is_not_noted_as_quiet(
+    quiet: str, meanwhile: str, noted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The end of a hung attempt takes the whole grace period: the files are often written before it is over."""
+    job = Job(monkeypatch, tmp_path, {"hang_report": 30.0})
+    for step in (quiet, "examined 0 waits", "examined 1 sleeps", "thread_ends", *meanwhile.split(", "), "thread_ends"):
+        word, *arguments = step.split()
+        getattr(job, word)(*arguments)
+    assert job.noted == noted
+    assert job.said[1].startswith("nothing has moved for ")
 
 
 def test_without_room_for_a_thread_the_job_is_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,8 +135,8 @@ class HangWatch(Watch):
         self._reported = None
 
     def _note_quiet(self) -> None:
-        """The job has been quiet for long, or the user is told that it hangs."""
-        if self._noted_since is None:
+        """The job has been quiet for long, or the user is told that it hangs; it may have moved or ended meanwhile."""
+        if self._noted_since is None and self._job_quiet_s()[0]:
             running = (index for index in self._participants if not self._activity[index].is_finished)
             self._noted_since = max(self._quiet_since[index] for index in running)
             self._note("quiet", "", self._noted_since, attempt=self._attempt)
