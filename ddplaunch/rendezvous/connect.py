@@ -40,7 +40,10 @@ _REPORT_AFTER_S = 5.0
 _PROBE_S, _BETTER_HOST_S = 3.0, 0.3
 _STORE_ANSWER_S = 5.0
 _GONE_S = 10.0
-"""For so long an endpoint that has answered may give no answer: the node that serves it may be started again."""
+"""For so long an endpoint that has answered may refuse connections: the node that serves it may be started again."""
+
+_NODES_PER_S, _LAST_ASK_S = 100, 10.0
+"""Of many nodes that ask one process, each asks less often, but several times before that process ends."""
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
 _POLL_S = 0.1
@@ -90,9 +93,10 @@ class _Search:
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
         self._answers: dict[int, bool] = {}
-        """By port: whether the process still answers that has once accepted a connection. The node that serves does so
+        """By port: whether the process still is there that has once accepted a connection. The node that serves does so
         while it still imports torch."""
         self._gone_at = NEVER
+        self._ask_at = 0.0
 
     def find_store(self, report: Callable[[RendezvousNotFound], None]) -> _Found:
         # One thread per port: torch blocks for ever on a port where another kind of server listens.
@@ -104,17 +108,25 @@ class _Search:
             if found is None:
                 report(RendezvousNotFound(self._reason, self._limit_s))
             while found is None and (now := time.monotonic()) < (ends_at := min(began + self._limit_s, self._gone_at)):
-                for port in [port for port, answers in list(self._answers.items()) if answers]:
-                    for address in self._settings.server_addresses:
-                        absence_at(self._spec, address, port)
+                self._ask_for_absence()
                 found = self._found.get(min(ends_at, now + _LAST_PAUSE_S))
             if found is None and now >= self._gone_at:
-                raise RuntimeError(f"{self._reason} any more: the process that has answered before has ended")
+                raise RuntimeError(f"{self._reason}; the process that had answered there has ended")
             if found is None:
                 raise RuntimeError(f"{self._reason}, after {self._limit_s:g} s")
             return found
         finally:
             self._is_over.set()
+
+    def _ask_for_absence(self) -> None:
+        """Raises RunRefused: the node that serves the rendezvous says that it does not come."""
+        if self._spec.launcher_assigns_rendezvous or time.monotonic() < self._ask_at:  # That launcher knows of it.
+            return
+        for port in [port for port, answers in list(self._answers.items()) if answers]:
+            for address in self._settings.server_addresses:
+                absence_at(self._spec, address, port)
+        pause_s = min(_LAST_ASK_S, max(_LAST_PAUSE_S, self._settings.min_nodes / _NODES_PER_S))
+        self._ask_at = time.monotonic() + pause_s
 
     @property
     def _limit_s(self) -> float:
@@ -131,8 +143,8 @@ class _Search:
     def _search_port(self, port: int) -> None:
         hosts, pause_s = self._settings.server_addresses, _FIRST_PAUSE_S
         while not self._is_over.is_set():
-            answered, failure = _probe(self._resolve, hosts, port, time.monotonic() + _PROBE_S)
-            self._note_answer(port, bool(answered))
+            answered, failure, is_refused = _probe(self._resolve, hosts, port, time.monotonic() + _PROBE_S)
+            self._note_answer(port, bool(answered), is_refused)
             self._port_reason = (
                 "the process that answers there does not serve a rendezvous (yet)" if answered else failure
             )
@@ -143,9 +155,10 @@ class _Search:
             self._is_over.wait(pause_s)
             pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
 
-    def _note_answer(self, port: int, answers: bool) -> None:
+    def _note_answer(self, port: int, answers: bool, is_refused: bool) -> None:
+        # No answer at all says little: the queue of a process that imports torch is full, or its machine is busy.
         if answers or port in self._answers:
-            self._answers[port] = answers
+            self._answers[port] = not is_refused
         if not self._answers or any(list(self._answers.values())):
             self._gone_at = NEVER
         elif self._gone_at == NEVER:
@@ -181,17 +194,18 @@ class _Search:
 
 def _probe(
     resolve: Callable[[str, int], list[_AddressInfo]], hosts: tuple[str, ...], port: int, deadline: float
-) -> tuple[dict[str, str], str]:
+) -> tuple[dict[str, str], str, bool]:
     """Try all ``hosts`` at once.
 
     After one accepts, waits ``_BETTER_HOST_S`` for earlier ones in ``hosts``, so that most nodes choose one host.
 
     Returns:
-        The hosts that accept a connection, each with its address, and the error of the last that does not.
+        The hosts that accept a connection, each with its address; the error of the last that does not; and whether
+        none accepts, all have answered in time, and at least one has refused the connection.
     """
     with contextlib.ExitStack() as stack:
         pending: dict[socket.socket, str] = {}
-        failure = _no_answer(errno.ETIMEDOUT)
+        failure, codes = _no_answer(errno.ETIMEDOUT), set[int]()
         for host in hosts:
             try:
                 for family, kind, where in resolve(host, port):
@@ -202,6 +216,7 @@ def _probe(
                         pending[probe] = host
                     else:
                         failure = _no_answer(code)
+                        codes.add(code)
             except OSError as error:
                 failure = f"{host}: {error.strerror}"
         answered: dict[str, str] = {}
@@ -215,10 +230,11 @@ def _probe(
                     deadline = min(deadline, time.monotonic() + _BETTER_HOST_S)
                 else:
                     failure = _no_answer(code)
+                    codes.add(code)
             best = min(map(hosts.index, answered), default=len(hosts))
             if all(hosts.index(host) > best for host in pending.values()):
                 break
-        return answered, failure
+        return answered, failure, errno.ECONNREFUSED in codes and not (answered or pending)
 
 
 def _address(connected: socket.socket) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from dataclasses import replace
@@ -99,8 +100,43 @@ def test_a_process_that_has_answered_and_ended_is_not_waited_for(monkeypatch: py
     serving = socket.create_server(("127.0.0.1", 0))
     where = replace(BY_HAND.rendezvous, server_addresses=("127.0.0.1",), port=serving.getsockname()[1])
     monkeypatch.setattr(connect._Search, "_store_of_run", lambda *_: serving.close())
-    with pytest.raises(RuntimeError, match="any more: the process that has answered before has ended"):
+    with pytest.raises(RuntimeError, match="refused\\); the process that had answered there has ended"):
         connect.connect(replace(BY_HAND, rendezvous=replace(where, join_timeout_s=60.0)), -1, lambda _: None)
+
+
+def test_a_process_whose_queue_is_full_has_not_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connect, "_GONE_S", 0.1)
+    monkeypatch.setattr(connect, "_PROBE_S", 0.1)
+    with contextlib.ExitStack() as stack:
+        importing = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1))
+        where = replace(BY_HAND.rendezvous, server_addresses=("127.0.0.1",), port=importing.getsockname()[1])
+
+        def fill_the_queue(*_: object) -> None:
+            for _ in range(4):
+                other = stack.enter_context(socket.socket())
+                other.setblocking(False)
+                other.connect_ex(importing.getsockname())
+
+        monkeypatch.setattr(connect._Search, "_store_of_run", fill_the_queue)
+        with pytest.raises(RuntimeError, match=r"\(connection timed out\), after 2 s"):
+            connect.connect(replace(BY_HAND, rendezvous=replace(where, join_timeout_s=2.0)), -1, lambda _: None)
+
+
+@pytest.mark.parametrize(("spec", "nodes", "count"), [(BY_HAND, 2, 2), (BY_HAND, 1000, 1), (BY_LAUNCHER, 2, 0)])
+def test_the_more_nodes_the_less_often_each_asks_whether_the_one_that_serves_comes(
+    spec: MemberSpec, nodes: int, count: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Never where one launcher leads all nodes, which stops them itself."""
+    asked: list[int] = []
+    monkeypatch.setattr(connect, "_LAST_PAUSE_S", 0.1)
+    monkeypatch.setattr(connect, "absence_at", lambda _spec, _address, port: asked.append(port))
+    monkeypatch.setattr(connect._Search, "_store_of_run", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as importing:
+        where = replace(spec.rendezvous, server_addresses=("127.0.0.1",), port=importing.getsockname()[1])
+        settings = replace(where, min_nodes=nodes, max_nodes=nodes, join_timeout_s=2.0)
+        with pytest.raises(RuntimeError, match="after 2 s"):
+            connect.connect(replace(spec, rendezvous=settings), -1, lambda _: None)
+    assert min(len(asked), 2) == count
 
 
 # The secret.
