@@ -235,7 +235,7 @@ class AgentConfig:
         compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
     """
 
-    max_restarts: int = 0
+    max_restarts: int = 0  # ``rounds.verdict`` decides about restarts, and counts them.
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
@@ -325,8 +325,8 @@ class LaunchConfig(AgentConfig):
 
     @property
     def launcher_assigns_rendezvous(self) -> bool:
-        """Whether this launcher starts several nodes, and so assigns their rendezvous and ranks."""
-        return self.max_nodes > 1 and not self.each_node_has_launcher
+        """Whether this launcher starts several nodes, or has a spare for one, and so assigns rendezvous and ranks."""
+        return (self.max_nodes > 1 or len(self.hosts) > 1) and not self.each_node_has_launcher
 
     def _check_values(self) -> None:
         if not self.script:

@@ -85,7 +85,7 @@ class Agent(NodeServices):
         self._is_refused = False
         self._helper_pids: dict[int, int] = {}
         self._last_start_at = 0.0
-        # Why this node stops its workers; event handlers set these, conditions of ``_wait`` read them.
+        # Why this node stops its workers; event handlers set these, conditions of ``wait`` read them.
         # _failure: the attempt has failed, besides by a worker's exit. _rendezvous.stop_reason: other nodes end it.
         # _stop_order: the run ends, for the launcher's order; or for _own_stop_reason, which only this node knows.
         self._failure: AttemptFailure | None = None

@@ -1,4 +1,4 @@
-"""The machines of a run: host lists, hostfiles, host filters, and the environment variables of schedulers.
+"""The machines of a run: host lists, hostfiles, and the environment variables of schedulers.
 
 Runs in the launcher's process, and starts no process. All modules but ``hostfile``, which reads a file, are pure: text
 and mappings in, values out. Of schedulers it reads SLURM; features bring others (``schedulers.TABLE``).

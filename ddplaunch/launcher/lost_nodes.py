@@ -62,7 +62,8 @@ gives the verdict as in step 4. Nodes that wait at the endpoint for a free place
 size without any, the run ends on all nodes with exit code 84, "not restarted: 1 other node is left, and 2 are needed".
 An elastic one goes on with the nodes that are left; if these are fewer than MIN, they wait for another node, until the
 600 s end the run with exit code 83. If the node that serves the rendezvous is lost, the other members notice it after 7
-s, 5 s and 2 heartbeats, or at once if its connection closes, and the run ends on all nodes with exit code 84.
+s, 5 s and 2 heartbeats, or at once if its connection closes, and the run ends on all nodes: with exit code 84 while
+workers run, and with 83 between two attempts, where nothing has failed but the meeting.
 
 A node that fails before it has joined tells the others itself (``agent/rendezvous/absence.py``).
 """
@@ -129,7 +130,6 @@ class LostNodes:
 
     def give_up(self, node: Node, reason: str, hint: str = "") -> None:
         """Kill the agent of a node that does not do what it must; the node is lost, unless it has come to its end."""
-        node.is_given_up = True
         node.handle.kill()
         if not (node.state.is_final or node.state.is_lost):
             self.on_lost(node, reason, hint)
@@ -147,7 +147,9 @@ class LostNodes:
         if isinstance(event, ReportOfNode):
             self._show(f"a report of node {event.node_index} is ignored: {told}", Level.VERBOSE)
         elif is_invalid or not self._is_local:
-            self.give_up(node, f"the agent on {node.host} was given up: {told}", "" if is_invalid else _HINT)
+            node.is_given_up = True
+            hint = _HINT if self._is_local or not is_invalid else ""
+            self.give_up(node, f"the agent on {node.host} was given up: {told}", hint)
         else:
             self._end_run(node, event, told)
 
@@ -168,6 +170,19 @@ class LostNodes:
         else:
             hint = first_failure.KILLED_HINT if returncode == -signal.SIGKILL else ""
             self.on_lost(node, f"the agent on {node.host} {first_failure.ended(returncode)}", hint)
+
+    def on_host_failure(self, node: Node, failure: HostFailure) -> None:
+        """No agent could be started on the host. If the run ends anyway, its outcome does not depend on this.
+
+        Raises:
+            LaunchError: too few other hosts can be used.
+        """
+        if not self.run_is_ending:
+            self._participants.exclude(node, failure)
+            return
+        self._participants.nodes.end_unused(node)
+        if node.index in self._participants.indices:
+            self._participants.remove(node)
 
     def on_agent_failed(self, node: Node, event: AgentFailed) -> None:
         """The agent cannot run its node, and ends in order: no sweep is needed."""

@@ -89,7 +89,8 @@ class Node:
         details: what the workers use, for the report; None until the agent has sent it.
         loss: how the node was lost, if that was before the end of the run, or why its host was not reached; else
             empty.
-        is_given_up: its agent was killed, and its records are ignored.
+        is_given_up: a record of it was invalid, or could not be handled: its agent was killed, and all else of it
+            is ignored.
     """
 
     index: int

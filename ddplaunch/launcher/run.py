@@ -197,7 +197,7 @@ class Run:
             case AgentConnected(facts=facts):
                 self._on_agent_connected(node, facts)
             case HostFailure():
-                self._participants.exclude(node, event)
+                self._lost_nodes.on_host_failure(node, event)
             case AgentReady(local_world_size=local_world_size):
                 self._on_agent_ready(node, local_world_size)
             case NodeDetails():

@@ -81,9 +81,12 @@ class RoundReports:
 
     What follows (``verdict``) is said by the first of these that holds:
 
-    - ``has_failed``: a worker has failed, and not because its peers were lost or stopped: a restart, if one is left;
+    - processes of the attempt cannot be killed: the end;
+    - ``has_failed``: a worker has failed, and not because its peers were lost or stopped: a restart, if one is left
+      and can help;
     - ``stop_reason``: a node was stopped: the end;
-    - ``has_changed``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart;
+    - ``has_changed``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart,
+      if enough are left;
     - else all workers have succeeded: the end.
 
     Attributes:

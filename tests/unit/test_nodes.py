@@ -85,7 +85,7 @@ class Job:
         self.participants.on_changed()
 
     def exclude(self, host: str, cause: str) -> None:
-        self.participants.exclude(self._node(host), HostFailure(host, cause, "no answer for 10 s"))
+        self.lost.on_host_failure(self._node(host), HostFailure(host, cause, "no answer for 10 s"))
         self.said.append(f"losses: {self.participants.nodes.losses}")
 
     def _leave(self, host: str, *, attempt_follows: bool = True, **fields: str) -> None:
@@ -103,6 +103,12 @@ class Job:
     def ends(self, host: str, last: str = "") -> None:
         """The node ends its part of the attempt."""
         self._leave(host, attempt_follows=not last)
+
+    def decided(self, host: str) -> None:
+        """The last attempt has failed, by the report of this node."""
+        index = self._node(host).index
+        self.attempts.on_started(index, 0, self.participants.indices)
+        self.attempts.on_ended(index, AttemptResult(0, "failed", (), 1.0), self.participants.indices)
 
     def starts(self, host: str, attempt: str = "0") -> None:
         index = self._node(host).index

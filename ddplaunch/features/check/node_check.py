@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
 _MAX_CONNECTS = 32
 _GPUS_S = 3.0
-"""The reader of the GPUs itself gives up after 2 s."""
+"""The driver itself has 2 s to answer. On a loaded machine the process that asks it may start later."""
 
 _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
 """Programs that only observe GPUs, as named in /proc/PID/comm, which holds 15 characters."""
