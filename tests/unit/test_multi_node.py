@@ -11,10 +11,11 @@ import pytest
 
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.errors import LaunchError
-from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice, RunIdAgreed
+from ddplaunch.protocol.launcher_agent import AttemptEnded, FirstRoundFormed, JoinRendezvous, Notice, RunIdAgreed
 from ddplaunch.protocol.rendezvous import (
     MemberSpec,
     NodeJoined,
+    NodeLeft,
     NodeRefused,
     NoFreePlace,
     RoundFormed,
@@ -125,6 +126,19 @@ def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
     node.must_stop = is_stopping
     result = node.rendezvous.finish_round(FAILED, has_unkillable=False)
     assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
+
+
+def test_a_node_that_joins_while_the_last_round_is_stopped_leaves_with_the_result_of_the_job(
+    new_node: NewNode, spec: AgentSpec
+) -> None:
+    node = new_node(spec, {**JOINS, NodeJoined: [RoundVerdict(0, "failed", decision="not restarted: no")]})
+    node.answers[NodeLeft] = [lambda: node.post(lambda: None)]
+    assert node.rendezvous.next_round() is None
+    assert node.sent[1:] == [
+        Notice("the run has ended; gpu1 was not needed"),
+        AttemptEnded(AttemptResult(0, "failed", (), 0.0, decision="not restarted: no")),
+    ]
+    node.wait(lambda: NodeLeft(3) in node.told)
 
 
 def test_what_a_rendezvous_says_that_was_left_is_ignored(new_node: NewNode, spec: AgentSpec) -> None:

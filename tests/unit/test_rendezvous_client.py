@@ -26,7 +26,8 @@ from tests.support.members import GIVE_UP, READY, nodes
 
 LOST = RendezvousLost("nothing answers there")
 FORMED = RoundFormed(a_round(), max_restarts=3)
-ENDED = RoundVerdict(0, "succeeded")
+ENDED = RoundVerdict(0, "succeeded", decision="all workers have succeeded")
+FAILED = RoundVerdict(0, "failed", decision="not restarted: --max-restarts is 0")
 
 
 def told(
@@ -66,6 +67,8 @@ def test_the_messages_of_a_node() -> None:
         "none is missing, and more may come": told([READY], [enough, GIVE_UP], max_nodes=3),
         "another has its node rank, and the limit is another": told([holds_rank], [FORMED], node_index=0),
         "it is a spare": told([READY], [NoFreePlace(("gpu2", "gpu3")), ENDED]),
+        "it joins while the last round is stopped": told([READY], [FAILED]),
+        "it joins too late": told([READY], [RoundVerdict(0, "failed", reason="the run had ended when it joined")]),
         "others write into the store": told([READY], [RecordsRejected(1), RecordsRejected(4), FORMED, LOST]),
     }
     golden.check("rendezvous_messages", pages)

@@ -117,7 +117,7 @@ class MultiNodeRendezvous(Rendezvous):
                 continue
             self._await_round(client)
             if client.verdict and not client.formed:
-                self._finish_as_spare(client, client.verdict)
+                self._finish_without_round(client, client.verdict)
                 return None
             if client.formed and not self._node.is_stopping():
                 self._next_attempt = client.formed.round.attempt + 1
@@ -146,13 +146,13 @@ class MultiNodeRendezvous(Rendezvous):
             self._node.outbox.send(Notice(f"{text}serves the rendezvous at {client.endpoint}: {limit} counts"))
         return replace(spec, run_id=ready.run_id, max_restarts=limit)
 
-    def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
-        """Report the end of a run in which this spare has never taken part.
+    def _finish_without_round(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
+        """Report the end of a run whose last round this node has only waited for, as a spare or while it was stopped.
 
         Raises:
-            LaunchError: this node is not a spare: the run had ended before this node joined.
+            LaunchError: the run rejects this node, such as one that joins after its end: nothing was decided for it.
         """
-        if not client.is_spare:
+        if not client.is_spare and not verdict.decision:
             raise LaunchError(f"{client.endpoint}: {quote(verdict.reason, 1000)}", "", RENDEZVOUS)
         self._leave(client)
         self._node.outbox.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
