@@ -73,7 +73,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError, Level
+from ddplaunch.errors import NODE_LOST, LaunchError, Level
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import ReportOfNode
 from ddplaunch.protocol.wire import ProtocolError
@@ -94,7 +94,6 @@ if TYPE_CHECKING:
 
 _MAX_REASON = 300
 _HINT = "This is a bug in ddplaunch, or the node is not sound; please report it with the output of -v."
-_BUG_HINT = "Please report it with the lines above and the output of `ddplaunch --version`."
 
 
 class LostNodes:
@@ -154,14 +153,9 @@ class LostNodes:
             self._end_run(node, event, told)
 
     def _end_run(self, node: Node, event: object, told: str) -> None:
-        import traceback
-
-        said = f"a bug in ddplaunch: on {node.host}: {told}\n{traceback.format_exc()}"
-        self._shutdown.fail(LaunchError(said, _BUG_HINT, INTERNAL))
+        self._shutdown.on_bug(f"on {node.host}: {told}")
         if isinstance(event, ChannelClosed):
             self.on_lost(node, f"the agent on {node.host} has ended")
-        elif not self._shutdown.node_ended:
-            self._shutdown.on_node_ended()
 
     def on_channel_closed(self, node: Node, returncode: int | None) -> None:
         """The channel of an agent that has not reported its end has closed; ``returncode`` is None if unknown."""

@@ -166,7 +166,16 @@ class Run:
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
             case _ if callable(event):  # See ``RunServices.post``.
-                event()
+                self._call(event)
+
+    def _call(self, posted: Callable[[], object]) -> None:
+        """Call what a watch has posted. An unexpected error in it must not cost the run its report."""
+        try:
+            posted()
+        except LaunchError:
+            raise
+        except Exception as error:
+            self._shutdown.on_bug(quote(f"{type(error).__name__}: {error}", _MAX_NOTICE))
 
     def _suspend(self) -> None:
         if signals.can_be_suspended():

@@ -10,7 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import Level
+from ddplaunch.errors import INTERNAL, LaunchError, Level
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import PassSignal, StopWorkers
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.errors import LaunchError
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Node, Nodes
     from ddplaunch.mailbox import Mailbox
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 _SECOND_GRACE_S = 5.0
 _QUIT_GRACE_S = 0.5
 _VIEWERS_MOMENT_S = 3.0
+_BUG_HINT = "Please report it with the lines above and the output of `ddplaunch --version`."
 AGENT_OVERTIME_S = 20.0
 """Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
 
@@ -125,6 +125,14 @@ class Shutdown:
             # The agent of a single real node ends by itself: every such error comes from it, or means its loss.
             if self._config.launcher_assigns_rendezvous or self._config.dry_run:
                 self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_timeout_s)
+
+    def on_bug(self, told: str) -> None:
+        """Call it while an unexpected exception is handled: it ends the run in order, and with its report."""
+        import traceback
+
+        self.fail(LaunchError(f"a bug in ddplaunch: {told}\n{traceback.format_exc()}", _BUG_HINT, INTERNAL))
+        if not self.node_ended:
+            self.on_node_ended()
 
     def on_node_ended(self) -> None:
         """A node has ended, so the run is over: stop the other nodes."""

@@ -23,6 +23,7 @@ from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.record_checks import RecordChecks
 from ddplaunch.launcher.run import Run
+from ddplaunch.launcher.watches import Watches
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import (
@@ -264,10 +265,31 @@ def test_output_that_cannot_be_shown_costs_the_node(state: Path, monkeypatch: py
     assert "its Output cannot be shown: KeyError: 'colour'" in shown(session)
 
 
+def fail_in_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a function that a watch posts an error, each time that a node tells of itself."""
+
+    def on_event(self: Watches, index: int, event: object) -> None:
+        def posted() -> None:
+            raise KeyError("a\x1bb")
+
+        if isinstance(event, NodeDetails):
+            self._run.post(posted)
+
+    monkeypatch.setattr(Watches, "on_node_event", on_event)
+
+
+@pytest.mark.parametrize(
+    ("is_posted", "told"),
+    [(False, r"on node0: its NodeDetails cannot be handled: KeyError: 'a\x1bb'"), (True, r"KeyError: 'a\x1bb'")],
+)
 def test_on_this_machine_it_is_a_bug_that_ends_the_run_in_order(
-    broken: Callable[[int], None], state: Path, monkeypatch: pytest.MonkeyPatch
+    is_posted: bool, told: str, broken: Callable[[int], None], state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken(0)
+    """A record that cannot be handled, and a function that a watch has posted."""
+    if is_posted:
+        fail_in_watch(monkeypatch)
+    else:
+        broken(0)
     session = Session(state, 1, [])
     session.config = launch_config(script="x.py", log_dir=str(state / "runs"))
     said = [AgentReady(1), AttemptStarted(0, 1, (11,), 0, 1, 0)]
@@ -288,7 +310,7 @@ def test_on_this_machine_it_is_a_bug_that_ends_the_run_in_order(
     assert error
     assert error.exit_code == INTERNAL
     begin, *rest = error.message.split("\n")
-    assert begin == r"a bug in ddplaunch: on node0: its NodeDetails cannot be handled: KeyError: 'a\x1bb'"
+    assert begin == f"a bug in ddplaunch: {told}"
     assert rest[0] == "Traceback (most recent call last):"
     report = json.loads((session.folder / "report.json").read_text())
     assert (report["exit_code"], report["reason"]) == (INTERNAL, error.message)
