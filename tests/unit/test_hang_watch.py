@@ -239,6 +239,17 @@ def test_an_attempt_that_ends_or_moves_while_files_are_written_is_not_noted_as_q
     assert job.said[1].startswith("nothing has moved for ")
 
 
+def test_a_job_is_noted_as_quiet_also_in_the_pause_after_an_examination(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, None, {"hang_report": 30.0})
+    for step in ("quiet 30", "examined 0 waits", "examined 1 moves"):
+        job.play(step)
+    assert job.noted == []
+    job.play("quiet 60")
+    assert (job.said, job.noted) == ([], ["quiet"])
+    job.play("due")
+    assert ExamineWorkers.__name__ in job.said[-1]
+
+
 def test_without_room_for_a_thread_the_job_is_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(monkeypatch, None, {})
     with monkeypatch.context() as limited:

@@ -82,6 +82,8 @@ class HangWatch(Watch):
         self._waiting_s, self._has_waiting = 0.0, False
         self._is_wait_known = self._is_wait_reported = False
         """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
+        self._examine_from, self._judge_again_at = 0.0, NEVER
+        """The next examination begins no sooner; then one is due also if no node has reported meanwhile."""
         self._at_stop = Examination(0, 0, NEVER, set())
 
     # Events.
@@ -150,6 +152,7 @@ class HangWatch(Watch):
         """Ranks wait in a collective, or they go on; whatever the others write."""
         running = self._running()
         if not running:
+            self._has_waiting = False
             return
         waiting_s, before_s = min(each.waiting_s for each in running), self._waiting_s
         if waiting_s < before_s:
@@ -219,23 +222,24 @@ class HangWatch(Watch):
             if now >= self._examination.deadline:
                 self._conclude(self._examination, now)
             return self._examination.deadline if self._examination else NEVER
-        if self.is_concluding or not self._has_news:
-            return NEVER  # The end of the thread or the next report of an agent ends the wait.
-        if now < self._judge_at:
-            return self._judge_at
-        return self._judge(now)
+        if self.is_concluding:
+            return NEVER  # The end of the thread ends the wait.
+        judge_at = self._judge_at if self._has_news else self._judge_again_at
+        return self._judge(now) if now >= judge_at else judge_at
 
     def _judge(self, now: float) -> float:
-        """Begin an examination if the reports of the nodes say so."""
-        self._judge_at, self._has_news = now + _JUDGE_S, False
+        """Begin an examination if the reports of the nodes say so, and enough time has passed since the last one."""
+        self._judge_at, self._has_news, self._judge_again_at = now + _JUDGE_S, False, NEVER
         self._on_waiting()
         quiet_s, still_s = self._job_quiet_s()
         if quiet_s >= _QUIET_S:
             self._note_quiet()
-        if not self._is_due(quiet_s, still_s):
-            return NEVER
-        self._examine(now, quiet_s, still_s)
-        return now + EXAMINATION_S
+        if self._is_due(quiet_s, still_s):
+            if now >= self._examine_from:
+                self._examine(now, quiet_s, still_s)
+                return now + EXAMINATION_S
+            self._judge_again_at = self._examine_from
+        return self._judge_again_at
 
     # Examinations.
 
@@ -257,7 +261,7 @@ class HangWatch(Watch):
         """All nodes have answered, or their time is over: explain, decide what follows, write, and tell it."""
         self._examination, self.is_concluding = None, True
         pause_s = max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S)
-        self._judge_at = now + min(pause_s, _MAX_PAUSE_S)
+        self._examine_from = now + min(pause_s, _MAX_PAUSE_S)
         is_wait_due = self._is_wait_due(examination.quiet_s)
         self._in_thread(partial(_explained, examination, is_wait_due=is_wait_due), partial(self._decide, examination))
 
