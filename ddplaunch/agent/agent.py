@@ -254,7 +254,8 @@ class Agent(NodeServices):
                 self.outbox.send(Notice(f"{failure.reason}; trying again"))
                 failure = self._try_member(fds)
         if failure and not self.is_stopping():
-            raise LaunchError(failure.reason, first_failure.KILLED_HINT, NODE_LOST)
+            hint = first_failure.KILLED_HINT if failure.returncode == -signal.SIGKILL else ""
+            raise LaunchError(failure.reason, hint, NODE_LOST)
 
     def _try_member(self, fds: list[int]) -> AttemptFailure | None:
         self._failure = None  # The next attempt has not begun.

@@ -6,11 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
+from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.errors import LaunchError
+from ddplaunch.protocol.first_failure import KILLED_HINT
 from ddplaunch.protocol.launcher_agent import AttemptEnded, FirstRoundFormed, JoinRendezvous, Notice, RunIdAgreed
 from ddplaunch.protocol.rendezvous import (
     MemberSpec,
@@ -153,6 +158,22 @@ def test_what_a_rendezvous_says_that_was_left_is_ignored(new_node: NewNode, spec
     node.answers[NodeJoined] = [move, *of_other]
     node.post(JoinRendezvous(config))
     assert node.rendezvous.next_round() == (ROUND, None)
+
+
+# The start of a member.
+
+
+@pytest.mark.parametrize(("returncode", "hint"), [(-9, KILLED_HINT), (-11, ""), (1, ""), (None, "")])
+def test_only_a_process_that_was_killed_lets_the_user_look_for_a_kill(returncode: int | None, hint: str) -> None:
+    agent: Any = SimpleNamespace(
+        outbox=SimpleNamespace(send=lambda _: None),
+        is_stopping=lambda: False,
+        _kill_helper=lambda _: None,
+        _try_member=lambda _: AttemptFailure("gpu1 cannot start another process", returncode),
+    )
+    with pytest.raises(LaunchError, match="cannot start another process") as raised:
+        Agent.start_member(agent, [])
+    assert raised.value.hint == hint
 
 
 # Times.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ddplaunch.errors import LaunchError
@@ -35,10 +36,11 @@ def told(
     said_then: Sequence[object] = (),
     *,
     one_launcher: bool = False,
+    node_dir: str | None = None,
     **config: Any,
 ) -> str:
     """What the user reads of a node whose member says this when it has started, and then to its NodeJoined."""
-    spec = agent_spec(host="gpu1", launcher_assigns_rendezvous=one_launcher)
+    spec = agent_spec(host="gpu1", launcher_assigns_rendezvous=one_launcher, node_dir=node_dir)
     error = ""
     with nodes() as new_node:
         node = new_node(spec, {MemberSpec: said_first, NodeJoined: said_then}, **config)
@@ -54,12 +56,15 @@ def told(
     return re.sub(r"gpu1 \([^)]*\) (?=has not|cannot)", "gpu1 (<addresses>) ", text)
 
 
-def test_the_messages_of_a_node() -> None:
+def test_the_messages_of_a_node(tmp_path: Path) -> None:
+    ended = RendezvousLost("this node's member of the rendezvous has ended")
     missing, enough = WaitingNodes("gpu1", 1, 1), WaitingNodes("gpu[1-2]", 2, 0)
     holds_rank = MemberReady(1, "127.0.0.1", 29400, "job7", "key", rank_holder="gpu0")
     pages = {
         "it searches, in vain": told([RendezvousNotFound("nothing answers there", 600.0), LOST]),
         "it is refused": told([RendezvousLost("another run uses it", "Give another --rdzv-id.")]),
+        "its member ends": told([ended], node_dir=str(tmp_path)),
+        "its member ends, and there is no run folder": told([ended]),
         "nobody says where the rendezvous is served": told([LOST], is_server=None, port=1),
         "it has been there": told([READY], [LOST]),
         "nodes are missing": told([READY], [missing, GIVE_UP]),

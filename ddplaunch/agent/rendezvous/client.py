@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.errors import NODE_LOST, RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.first_failure import KILLED_HINT
 from ddplaunch.protocol.launcher_agent import (
     EndpointOpen,
     NeedsRendezvous,
@@ -61,6 +60,7 @@ LOG = "rendezvous.log"
 """File in the run folder: what the member has written."""
 
 _ENDED = "this node's member of the rendezvous has ended"
+_READ_LOG = f"See {LOG} in the run folder; without an error there, the process has crashed or was killed."
 _NOT_HOSTED = (
     "The node that has the endpoint's address serves the rendezvous, if the port is free: start ddplaunch on that node "
     "too, or give another address. --rdzv-conf read_timeout=SECONDS waits longer."
@@ -364,7 +364,8 @@ class RendezvousClient:
                 RENDEZVOUS,
             )
         if self.lost_reason == _ENDED:
-            return LaunchError(f"{self._host} cannot join the other nodes: {_ENDED}", KILLED_HINT, NODE_LOST)
+            hint = _READ_LOG if self._spec.node_dir else ""
+            return LaunchError(f"{self._host} cannot join the other nodes: {_ENDED}", hint, NODE_LOST)
         reason = self.lost_reason or self._search_failure or "no node has answered there in time"
         where = f"{self.endpoint}{network.why_not_served_here(self.config)}"
         text = f"{network.with_addresses(self._host)} cannot join the other nodes at {where}: {reason}"
