@@ -85,7 +85,7 @@ class NodeRefused:
     """Node to coordinator, in place of NodeJoined, where each node has its own launcher: the node takes no part.
 
     Attributes:
-        node_index: any number of a node that takes part only if it serves the rendezvous; others may have none.
+        node_index: of the node that serves the rendezvous its index; of another one it is not used, and may be 0.
         reason: what is wrong with the node, with its host.
         exit_code: with which all nodes exit if the run cannot do without this one.
     """

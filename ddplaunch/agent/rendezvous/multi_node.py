@@ -45,7 +45,7 @@ _TELL_S = 30.0
 """For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
 
 _REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
-_ABSENT_HINT = "What its launcher has printed says more."
+_ABSENT_HINT = "The launcher on that node has printed more."
 
 
 class MultiNodeRendezvous(Rendezvous):
