@@ -64,7 +64,10 @@ class NodeServices:
 
 
 class Part:
-    """One part of an agent, of all attempts. A method that a part does not define does nothing but keep ``group``."""
+    """One part of an agent, of all attempts. A method that a part does not define does nothing.
+
+    But ``on_attempt`` keeps the group: a part that defines it, and uses ``_group``, calls ``super().on_attempt``.
+    """
 
     def __init__(self, node: NodeServices) -> None:
         self._node = node

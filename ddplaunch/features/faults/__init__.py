@@ -3,7 +3,12 @@
 The launcher decides when, the agents act. Must not import torch.
 """
 
-from ddplaunch.config import LaunchConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 
 def rows() -> tuple[object, ...]:

@@ -17,7 +17,6 @@ from ddplaunch.text import quote, seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-
 FaultKind = Literal["kill", "exit", "hang", "slow", "lose", "partition", "crash agent"]
 
 _MAX_S = 7 * 86400.0

@@ -37,7 +37,6 @@ class HangPart(Part):
 
     def __init__(self, node: NodeServices) -> None:
         super().__init__(node)
-        self._group: WorkerGroup | None = None
         self._watch: ActivityWatch | None = None
         self._stacks: list[StackDumps] = []
         self._failure_evidence: FailureEvidence | None = None
@@ -64,7 +63,8 @@ class HangPart(Part):
         """As ``Part.on_attempt``."""
         node = self._node
         ask_node = partial(self._ask_node, asks_nccl=not round_.first_rank)
-        self._group, self._failure_evidence = group, None
+        super().on_attempt(group, round_)
+        self._failure_evidence = None
         self._stacks = [StackDumps(worker) for worker in group.workers]
         self._watch = ActivityWatch(node, group, self._stacks, self._examiner, ask_node)
 

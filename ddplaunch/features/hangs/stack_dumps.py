@@ -44,7 +44,6 @@ class StackDumps:
     Attributes:
         worker: the worker.
         blocked_state: why the process was blocked when its stacks were requested; empty if it was not.
-        texts: the dumps that it has written, oldest first, each with the newest thread first.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -95,6 +94,7 @@ class StackDumps:
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """The dumps that the worker has written, oldest first, each with the newest thread first."""
         return tuple(data.decode("utf-8", "replace") for data in self._read() if data.strip())
 
     def _read(self) -> list[bytes]:

@@ -5,7 +5,12 @@ keeps what runs have found in ``nodes_file``. ``log_folder`` tries the folder of
 kernel's log. The other modules are pure: values and records in, findings and sentences out.
 """
 
-from ddplaunch.config import LaunchConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 EVENTS = {
     "health": "a finding about the hardware of a node",

@@ -44,7 +44,6 @@ class HealthPart(Part):
         self._is_probed = True
         self._to_tell: NodeHardware | None = None
         self._findings: list[HealthFinding] = []
-        self._group: WorkerGroup | None = None
         self._gpus: GpuFaults | None = None
         if gpus := of_job(node):
             from ddplaunch.features.health.gpu_faults import GpuFaults
@@ -112,7 +111,8 @@ class HealthPart(Part):
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """The first time, tell the launcher that watches the job what this node has, if that is another's."""
-        self._group, hardware, self._to_tell = group, self._to_tell, None
+        super().on_attempt(group, round_)
+        hardware, self._to_tell = self._to_tell, None
         if hardware:
             ahead_s = findings.certain_offset(*self._node.rendezvous.clock_ahead_s)
             self._node.report(

@@ -3,10 +3,15 @@
 Written by the launcher every 10 s. Must not import torch.
 """
 
-import os
+from __future__ import annotations
 
-from ddplaunch.config import LaunchConfig
+import os
+from typing import TYPE_CHECKING
+
 from ddplaunch.errors import OptionError
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 
 def rows() -> tuple[object, ...]:

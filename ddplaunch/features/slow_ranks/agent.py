@@ -39,7 +39,6 @@ class SlowRanksPart(Part):
     def __init__(self, node: NodeServices) -> None:
         super().__init__(node)
         self._examiner = examiner.of(node.worker_socket)
-        self._group: WorkerGroup | None = None
         self._newest = 0
         self._loads: dict[int, ProcessActivity] = {}
         self._is_reading = self._is_announced = False
@@ -47,7 +46,8 @@ class SlowRanksPart(Part):
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """As ``Part.on_attempt``."""
         if round_.world_size > 1 and self._node.spec.timeouts.hang_report_s is not None:
-            self._group, self._loads, self._is_reading, self._is_announced = group, {}, False, False
+            super().on_attempt(group, round_)
+            self._loads, self._is_reading, self._is_announced = {}, False, False
             self._newest = max(_MIN_SENT, min(MAX_SENT, _MAX_JOB_CALLS // round_.world_size))
             self._examiner.on_accepted = self._announce
 

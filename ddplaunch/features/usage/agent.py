@@ -15,9 +15,8 @@ from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
     from ddplaunch.agent.workers.exit_details import AttemptFailure
-    from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.usage.usage_recorder import UsageRecorder
-    from ddplaunch.protocol.results import Round, WorkerExit
+    from ddplaunch.protocol.results import WorkerExit
 
 _FIRST_S = 1.0
 """From the start of the workers to the first reading, and from that to the first sample."""
@@ -32,13 +31,8 @@ class UsagePart(Part):
     def __init__(self, node: NodeServices) -> None:
         super().__init__(node)
         self._due = NEVER
-        self._group: WorkerGroup | None = None
         self._recorder: UsageRecorder | None = None
         self._began_at = self._read_at = 0.0
-
-    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
-        """As ``Part.on_attempt``."""
-        self._group = group
 
     def on_started(self) -> None:
         """As ``Part.on_started``."""

@@ -5,7 +5,12 @@ one thread. Nothing that belongs to a run stays in it: an agent is a fork of it,
 It never imports a module of the user, and ends itself if one is in memory.
 """
 
-from ddplaunch.config import LaunchConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 
 def rows() -> tuple[object, ...]:
