@@ -16,6 +16,7 @@ from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.failure_page import failure_line, how
 from ddplaunch.protocol.results import NEVER_RESTARTED
+from ddplaunch.system.files.run_folder import FAILURE_PAGE
 from ddplaunch.text import clock, duration, fold_ints
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def texts(files: RunFiles, share: float = 1.0) -> list[tuple[str, str]]:
 def _texts(folder: Path) -> list[tuple[str, str]]:
     with contextlib.suppress(OSError):
         hangs = sorted(path.name for path in folder.iterdir() if re.fullmatch(r"hang(_\d{1,2})?\.txt", path.name))
-        names = ["report.txt", *hangs[:_MAX_HANGS]]
+        names = [FAILURE_PAGE, *hangs[:_MAX_HANGS]]
         bodies = [(name, content(folder / name, 4 << 20).decode("utf-8", "replace")) for name in names]
         return [(name, body) for name, body in bodies if body.strip()]
     return []

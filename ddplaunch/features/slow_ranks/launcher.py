@@ -22,6 +22,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.system.files import kept_files
+from ddplaunch.system.files.run_folder import FAILURE_PAGE
 from ddplaunch.text import escape, median, size
 from ddplaunch.threads import post_from_thread
 
@@ -193,7 +194,7 @@ class SlowRanksWatch(Watch):
             from ddplaunch.features.slow_ranks import slow_ranks
 
             self._show(slow_ranks.summary(end.result.collectives), Level.VERBOSE)
-            if (folder := self._folder()) and os.path.isfile(page := folder / "report.txt"):
+            if (folder := self._folder()) and os.path.isfile(page := folder / FAILURE_PAGE):
                 title = "Which rank was last in collectives (the job's cost, in the samples that were taken):"
                 lines = ["", title, *slow_ranks.lateness_table(end.result.collectives)]
                 with kept_files.noting(page), open(kept_files.open_to_append(page), "a") as file:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.protocol import first_failure, wire
 from ddplaunch.protocol.results import STACKS_FILE, RunResult
 from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.run_folder import REPORT
+from ddplaunch.system.files.run_folder import FAILURE_PAGE, REPORT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def write_report(result: RunResult, folder: Path) -> None:
 
 def write_page(text: str, folder: Path) -> None:
     """Write a failure page to report.txt."""
-    _write(folder / "report.txt", text + "\n")
+    _write(folder / FAILURE_PAGE, text + "\n")
 
 
 def _write(path: Path, text: str) -> None:

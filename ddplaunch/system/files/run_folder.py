@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOCK = ".ddplaunch-run"
 """File in a run folder: marks it as ours, and holds the lock."""
 
-RUN, REPORT = "run.json", "report.json"
+RUN, REPORT, FAILURE_PAGE = "run.json", "report.json", "report.txt"
 
 NODES = ".ddplaunch-nodes"
 """File in a folder that has a folder for each launcher of a run; holds the key of that run."""
