@@ -61,9 +61,9 @@ Where each node has its own launcher, only the heartbeats show a loss, after 5 s
 gives the verdict as in step 4. Nodes that wait at the endpoint for a free place are the spares. Of a job of a fixed
 size without any, the run ends on all nodes with exit code 84, "not restarted: 1 other node is left, and 2 are needed".
 An elastic one goes on with the nodes that are left; if these are fewer than MIN, they wait for another node, until the
-600 s end the run with exit code 83. If the node that serves the rendezvous is lost, the other members notice it after 7
-s, 5 s and 2 heartbeats, or at once if its connection closes, and the run ends on all nodes: with exit code 84 while
-workers run, and with 83 between two attempts, where nothing has failed but the meeting.
+600 s end the run with exit code 83. If the node that serves the rendezvous is lost, the other members notice it after
+7 s (5 s and 2 heartbeats), or at once if its connection closes, and the run ends on all nodes: with exit code 84 while
+workers run, and with 83 between two attempts, when the nodes cannot meet again.
 
 A node that fails before it has joined tells the others itself (``agent/rendezvous/absence.py``).
 """
