@@ -235,5 +235,5 @@ def test_the_data_are_those_of_the_run(browser: Chromium, runs: dict[str, str]):
     browser.open(runs["small"])
     data = json.loads(browser.evaluate("document.getElementById('data').textContent"))
     assert data["length"] == pytest.approx(3600, abs=1)
-    assert data["charts"][0]["title"] == "GPU utilisation"
+    assert len(data["charts"][0]["mid"]) == 240
     assert Path(runs["small"].removeprefix("file://")).is_file()

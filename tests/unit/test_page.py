@@ -170,7 +170,7 @@ def test_a_gpu_that_is_unlike_the_others_is_named(folder: Path):
         "gpu3": 30,
     }
     chart = charts.chart(curve, has_nodes=True)
-    assert [series.name for series in chart.series] == ["gpu1", "gpu2", "gpu3"]
+    assert [series["name"] for series in chart["series"]] == ["gpu1", "gpu2", "gpu3"]
 
 
 def test_gpus_with_lowered_clocks_are_counted(folder: Path):

@@ -12,7 +12,6 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page.lowered_clocks import sentence
 from ddplaunch.features.page.story import RankBar, Span
 from ddplaunch.features.page.usage import Point, middles
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import duration, fold_ints, plural
 
 if TYPE_CHECKING:
@@ -31,83 +30,54 @@ _MAX_ROWS = 64
 _PAD, _MIN_HEIGHT, _MAX_BARS_HEIGHT = 4, 22, 96
 _TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 _MAX_TICKS = 7
-LOWERED = "GPUs with lowered clocks"
 MAX_BANDS = 6
 """Up to so many nodes have a band of their own; of more, the band is that of all."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """A line, perhaps with a band around it and a sentence about it; ``number`` chooses its colour."""
-
-    name: str
-    number: int
-    line: str
-    band: str = ""
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One chart, ready to draw. ``data`` is for the script."""
-
-    title: str
-    unit: str
-    top: str
-    summary: str
-    series: tuple[Series, ...]
-    outliers: tuple[Series, ...]
-    data: dict[str, Any]
-
-
-def chart(curve: Curve, *, has_nodes: bool) -> Chart:
-    """The chart of ``curve``; ``has_nodes``: its data has every node."""
+def chart(curve: Curve, *, has_nodes: bool) -> dict[str, Any]:
+    """The chart of ``curve``, as the template draws it; ``data`` is for the script. ``has_nodes``: it has every node."""
     known = [point for point in curve.all if point]
     largest = max(point.high for point in known)
-    top = curve.quantity.top or nice(largest)
+    top, unit = curve.quantity.top or nice(largest), curve.quantity.chart_unit
     bands = curve.nodes if len(curve.nodes) <= MAX_BANDS else {"all nodes": curve.all}
-    series = [
-        Series(name, index, curve_line(middles(band), top), _area(band, top))
-        for index, (name, band) in enumerate(bands.items())
-    ]
-    unit = curve.quantity.chart_unit
-    outliers = [
-        Series(
-            each.name,
-            index,
-            curve_line(each.values, top),
-            text=f"{figure(each.mean)} {unit}, others {figure(each.usual)}",
-        )
-        for index, each in enumerate(curve.outliers)
-    ]
     least, middle = min(point.low for point in known), sorted(point.mid for point in known)[len(known) // 2]
-    summary = f"{figure(least)} to {figure(largest)}, usually {figure(middle)}"
-    data = {
+    return {
         "title": curve.quantity.title,
         "unit": unit,
-        "top": top,
-        **{name: [_rounded(point and getattr(point, name)) for point in curve.all] for name in Point._fields},
-        "nodes": {name: _packed(band, top) for name, band in curve.nodes.items()} if has_nodes else {},
-        **_owners(curve),
+        "top": figure(top),
+        "summary": f"{figure(least)} to {figure(largest)}, usually {figure(middle)}",
+        "series": [_line(name, middles(band), top, band=_area(band, top)) for name, band in bands.items()],
+        "outliers": [
+            _line(each.name, each.values, top, text=f"{figure(each.mean)} {unit}, others {figure(each.usual)}")
+            for each in curve.outliers
+        ],
+        "data": {
+            **{name: [_rounded(point and getattr(point, name)) for point in curve.all] for name in Point._fields},
+            "nodes": {name: _packed(band, top) for name, band in curve.nodes.items()} if has_nodes else {},
+            **_owners(curve),
+        },
     }
-    return Chart(curve.quantity.title, unit, figure(top), summary, tuple(series), tuple(outliers), data)
 
 
-def lowered_chart(found: Sequence[Lowered], whole: Span) -> Chart | None:
-    """How many GPUs had lowered clocks, a line for each reason, with the names of the GPUs; None if there were none."""
-    if not found:
-        return None
+def lowered_chart(found: Sequence[Lowered], whole: Span) -> dict[str, Any]:
+    """How many GPUs had lowered clocks, a line for each reason, with the names of the GPUs; at least one is ``found``."""
     all_counts = [float(sum(counts)) for counts in zip(*(each.counts for each in found), strict=True)]
     top = nice(max(all_counts))
-    series = [
-        Series(each.reason, number, curve_line(each.counts, top), text=sentence(each, whole))
-        for number, each in enumerate(found[:MAX_BANDS])
-    ]
     more = f"; {len(found) - MAX_BANDS} more reasons are in the samples" if len(found) > MAX_BANDS else ""
-    data = {"title": LOWERED, "unit": "GPUs", "top": top, "nodes": {}}
-    data |= dict.fromkeys(("low", "mid", "high"), all_counts)
-    summary = f"up to {figure(max(all_counts))} at a time{more}"
-    return Chart(LOWERED, "GPUs", figure(top), summary, tuple(series), (), data)
+    return {
+        "title": "GPUs with lowered clocks",
+        "unit": "GPUs",
+        "top": figure(top),
+        "summary": f"up to {figure(max(all_counts))} at a time{more}",
+        "series": [_line(each.reason, each.counts, top, text=sentence(each, whole)) for each in found[:MAX_BANDS]],
+        "outliers": [],
+        "data": {"nodes": {}, **dict.fromkeys(Point._fields, all_counts)},
+    }
+
+
+def _line(name: str, values: Sequence[float | None], top: float, *, band: str = "", text: str = "") -> dict[str, str]:
+    """A line, perhaps with a band around it and a sentence about it."""
+    return {"name": name, "line": curve_line(values, top), "band": band, "text": text}
 
 
 def _owners(curve: Curve) -> dict[str, Any]:

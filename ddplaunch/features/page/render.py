@@ -70,10 +70,12 @@ def page(folder: Path, now_s: float | None = None) -> str:
     for has_nodes, share in ((True, 1.0), (True, 0.2), (False, 0.2), (False, 0.03)):
         has_nodes = has_nodes and len(files.usage) <= _MAX_NODES_WITH_DATA
         drawn = [charts.chart(curve, has_nodes=has_nodes) for curve in used.curves]
-        lowered = charts.lowered_chart(used.lowered, told.whole)
-        if lowered:
-            drawn.insert(sum(curve.quantity.part == "g" for curve in used.curves), lowered)
-        text = _filled(files, told, drawn, now_s, share, has_nodes=has_nodes)
+        has_bands = any(len(chart["series"]) > 1 for chart in drawn)
+        if used.lowered:
+            of_gpus = sum(curve.quantity.part == "g" for curve in used.curves)
+            drawn.insert(of_gpus, charts.lowered_chart(used.lowered, told.whole))
+        of_use = {"charts": drawn, "has_nodes": has_nodes, "has_bands": has_bands, "has_lowered": bool(used.lowered)}
+        text = _filled(files, told, of_use, now_s, share)
         if len(text.encode()) <= MAX_BYTES:
             break
     return text
@@ -90,10 +92,8 @@ def _without_samples(told: Story, used: usage.Usage) -> str:
     return "There are no usage samples: what this run used is not known."
 
 
-def _filled(
-    files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float, share: float, *, has_nodes: bool
-) -> str:
-    """The page; ``share``: of the usual length of texts."""
+def _filled(files: RunFiles, told: Story, of_use: dict[str, Any], now_s: float, share: float) -> str:
+    """The page; ``of_use``: the charts and what to say of them, ``share``: of the usual length of texts."""
     style, script = source("page.css"), source("page.js")
     failed, not_shown = failures.of_run(files, share)
     uses = _time_uses(told)
@@ -109,7 +109,7 @@ def _filled(
             time_uses=uses,
             goodput=_goodput(uses),
             **_time_axis(told, share),
-            **_charts(drawn, has_nodes=has_nodes),
+            **of_use,
             failures=failed,
             failures_left_out=not_shown,
             sentences=failures.sentences(files),
@@ -124,7 +124,7 @@ def _filled(
             policy=policy(style, script),
             style=Markup(style),
             script=Markup(script),
-            data=_data(told, drawn),
+            data=_data(told, of_use["charts"]),
         )
     )
 
@@ -142,15 +142,6 @@ def _time_axis(told: Story, share: float) -> dict[str, Any]:
         "moments": [row for row, is_message in rows if not is_message],
         "messages": [row for row, is_message in rows if is_message][:_MAX_MESSAGES],
         "left_out": told.left_out,
-    }
-
-
-def _charts(drawn: list[charts.Chart], *, has_nodes: bool) -> dict[str, Any]:
-    return {
-        "charts": drawn,
-        "has_nodes": has_nodes,
-        "has_bands": any(len(chart.series) > 1 for chart in drawn if chart.title != charts.LOWERED),
-        "has_lowered": any(chart.title == charts.LOWERED for chart in drawn),
     }
 
 
@@ -182,13 +173,13 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _data(told: Story, drawn: list[charts.Chart]) -> Markup:
+def _data(told: Story, drawn: list[dict[str, Any]]) -> Markup:
     """What the script needs, in a block that is no script. ``<`` could end it."""
     data = {
         "start": told.whole.start,
         "length": told.whole.length,
         "attempts": [[each.start - told.whole.start, each.end - told.whole.start] for each in told.attempts],
-        "charts": [chart.data for chart in drawn],
+        "charts": [chart["data"] for chart in drawn],
     }
     text = json.dumps(data, separators=(",", ":"))
     return Markup(text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026"))
