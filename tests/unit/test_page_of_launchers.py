@@ -58,7 +58,7 @@ def test_three_folders_are_one_run(tmp_path: Path):
     write(run / "gpu2", 2, [{**quiet, "t": 1030}, restart, {"t": 1060, "event": "signal"}], report(2, "gpu2"))
     files = reading.read(run)
     told = story(files, NOW)
-    assert [node.host for node in told.nodes] == ["gpu0", "gpu1", "gpu2"]
+    assert [*told.nodes] == ["gpu0", "gpu1", "gpu2"]
     assert [(span.start, span.end) for span in told.quiet] == [(1030, 1040)]
     texts = [(moment.kind, moment.where) for moment in told.moments]
     assert texts.count(("restart", "")) == texts.count(("run started", "")) == 1
@@ -72,9 +72,9 @@ def test_launchers_of_one_host_have_the_names_of_their_folders(tmp_path: Path):
     for rank in (0, 1, 2):
         write(tmp_path / f"gpu.{rank}", rank, [], report(rank, "gpu"), host="gpu")
     told = story(reading.read(tmp_path), NOW)
-    assert [(node.host, [bar.end for bar in node.bars]) for node in told.nodes] == [
-        (f"gpu.{rank}", ["ok"]) for rank in (0, 1, 2)
-    ]
+    assert {host: [bar.end for bar in bars] for host, bars in told.nodes.items()} == {
+        f"gpu.{rank}": ["ok"] for rank in (0, 1, 2)
+    }
 
 
 def test_what_is_missing_is_named(tmp_path: Path):

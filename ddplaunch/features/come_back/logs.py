@@ -15,22 +15,18 @@ from ddplaunch.features.come_back.log_follower import LogFollower, pause, write_
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_folders import find
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import fold_ints, quote, ranks
+from ddplaunch.text import fold_ints, is_folder_name, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.run_folders import RunFolder
-    from ddplaunch.features.runs.run_json import Json
 
 
 _STREAMS = ("stdout", "stderr")
 _POLL_S, _AGAIN_S = 0.1, 1.0
 """Seconds between two looks at the files, and at the run: whether it has ended, or another attempt has started."""
-
-_NUMBERS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}
-"""Keys of an event, and what their numbers are below."""
 
 
 @dataclass(frozen=True)
@@ -191,32 +187,19 @@ def _of_run(run: RunFolder) -> dict[int, dict[int, RankLogs]]:
     """The logs by attempt and rank, as far as attempts have started."""
     found: dict[int, dict[int, RankLogs]] = {}
     for folder in run.of_all_launchers():
-        starts = list(_starts(folder))
+        events = run_json.lines(folder / run_json.EVENTS, b"attempt_started")
+        starts = [start for start in run_json.starts(events) if is_folder_name(run_json.text(start[0], "host"))]
         # The files of several nodes are in a folder for each host.
-        is_alone = len({event["host"] for event in starts}) == 1
-        for event in starts:
-            by_rank = found.setdefault(event["attempt"], {})
-            for local_rank in range(event["workers"]):
-                rank = event["first_rank"] + local_rank
-                by_rank[rank] = _logs(folder, event, rank, local_rank, is_alone=is_alone)
+        is_alone = len({event["host"] for event, _, _ in starts}) == 1
+        for event, attempt, started in starts:
+            for local_rank, rank in enumerate(started):
+                subfolder = f"attempt_{attempt}/{local_rank}"
+                logs = _logs(folder, event["host"], rank, subfolder, is_alone=is_alone)
+                found.setdefault(attempt, {})[rank] = logs
     return found
 
 
-def _starts(folder: Path) -> Iterator[Json]:
-    """The events about workers that were started, in their order."""
-    for event in run_json.lines(folder / run_json.EVENTS, b"attempt_started"):
-        if event and event.get("event") == "attempt_started" and _is_whole(event):
-            yield event
-
-
-def _is_whole(event: Json) -> bool:
-    numbers = all(type(event.get(key)) is int and 0 <= event[key] < limit for key, limit in _NUMBERS.items())
-    host = event.get("host")
-    return numbers and isinstance(host, str) and bool(host) and "/" not in host and host not in (".", "..")
-
-
-def _logs(folder: Path, event: Json, rank: int, local_rank: int, *, is_alone: bool) -> RankLogs:
-    subfolder, host = f"attempt_{event['attempt']}/{local_rank}", event["host"]
+def _logs(folder: Path, host: str, rank: int, subfolder: str, *, is_alone: bool) -> RankLogs:
     places = (folder / host / subfolder, *((folder / subfolder,) if is_alone else ()))
     last_lines = folder / "failed" / f"rank_{rank}" / "last_lines.log"
     return RankLogs(

@@ -6,6 +6,7 @@ units by pixels. Of many nodes, those that did the same share a row of it.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hostlist import fold
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.features.page.lowered_clocks import Lowered
-    from ddplaunch.features.page.story import NodeRow, Story
+    from ddplaunch.features.page.story import Story
     from ddplaunch.features.page.usage import Band, Curve
 
 _NICE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
@@ -35,7 +36,7 @@ MAX_BANDS = 6
 
 
 def chart(curve: Curve, *, has_nodes: bool) -> dict[str, Any]:
-    """The chart of ``curve``, as the template draws it; ``data`` is for the script. ``has_nodes``: it has every node."""
+    """The chart of ``curve``, for the template; its ``data`` is for the script, and ``has_nodes``: has every node."""
     known = [point for point in curve.all if point]
     largest = max(point.high for point in known)
     top, unit = curve.quantity.top or nice(largest), curve.quantity.chart_unit
@@ -60,7 +61,7 @@ def chart(curve: Curve, *, has_nodes: bool) -> dict[str, Any]:
 
 
 def lowered_chart(found: Sequence[Lowered], whole: Span) -> dict[str, Any]:
-    """How many GPUs had lowered clocks, a line for each reason, with the names of the GPUs; at least one is ``found``."""
+    """How many GPUs had lowered clocks, a line for each reason, with the names of the GPUs; ``found`` has some."""
     all_counts = [float(sum(counts)) for counts in zip(*(each.counts for each in found), strict=True)]
     top = nice(max(all_counts))
     more = f"; {len(found) - MAX_BANDS} more reasons are in the samples" if len(found) > MAX_BANDS else ""
@@ -172,8 +173,8 @@ def strip(story: Story) -> dict[str, Any]:
     pitch = 8.0 if len(drawn) <= 4 else 5.0 if len(drawn) <= 16 else 3.0
     rows, y = list[dict[str, Any]](), 0.0
     parts: dict[str, list[str]] = {}
-    for group in drawn:
-        bars = _bars(group)
+    for hosts in drawn:
+        bars = _bars([story.nodes[host] for host in hosts])
         ranks = sorted({bar.rank for bar in bars})
         step = min(pitch, _MAX_BARS_HEIGHT / max(1, len(ranks)))
         height = max(_MIN_HEIGHT, len(ranks) * step + _PAD * 2)
@@ -181,7 +182,7 @@ def strip(story: Story) -> dict[str, Any]:
         lines = {rank: top + index * step for index, rank in enumerate(ranks)}
         for bar in bars:
             parts.setdefault(bar.end, []).append(_bar(bar.span, story.whole, lines[bar.rank], step))
-        rows.append(_row(_label(group), _note(group), y, height))
+        rows.append(_row(fold(hosts) if hosts[1:] else hosts[0], _note(hosts, bars), y, height))
         y += height
     if left:
         nodes = sum(map(len, left))
@@ -196,40 +197,36 @@ def _row(label: str, note: str, y: float, height: float) -> dict[str, Any]:
     return {"label": label, "note": note, "y": y, "height": height}
 
 
-def _groups(story: Story) -> list[list[NodeRow]]:
-    """The nodes of each row: all for themselves, or of many nodes those together that did the same."""
+def _groups(story: Story) -> list[list[str]]:
+    """The hosts of each row: all for themselves, or of many nodes those together that did the same."""
     if len(story.nodes) <= _MAX_SEPARATE:
-        return [[node] for node in story.nodes]
+        return [[host] for host in story.nodes]
     special = {moment.where.partition(" ")[0] for moment in story.moments if moment.mark and moment.where}
-    groups: dict[object, list[NodeRow]] = {}
-    for node in story.nodes:
-        did = tuple(sorted({(bar.attempt, bar.end) for bar in node.bars}))
-        is_alone = node.host in special or any(bar.end == "failed" for bar in node.bars)
-        groups.setdefault(node.host if is_alone else did, []).append(node)
-    return sorted(groups.values(), key=lambda group: len(group) > 1)
+    groups: dict[object, list[str]] = {}
+    for host, bars in story.nodes.items():
+        did = tuple(sorted({(bar.attempt, bar.end) for bar in bars}))
+        is_alone = host in special or any(bar.end == "failed" for bar in bars)
+        groups.setdefault(host if is_alone else did, []).append(host)
+    return sorted(groups.values(), key=lambda hosts: len(hosts) > 1)
 
 
-def _bars(group: Sequence[NodeRow]) -> list[RankBar]:
+def _bars(nodes: Sequence[list[RankBar]]) -> list[RankBar]:
     """The bars of a row: of each rank, or if several nodes share it, of one for all in each attempt."""
-    if len(group) == 1:
-        return group[0].bars
+    if len(nodes) == 1:
+        return nodes[0]
     found: dict[int, RankBar] = {}
-    for bar in (bar for node in group for bar in node.bars):
+    for bar in itertools.chain(*nodes):
         known = found.get(bar.attempt, bar).span
         span = Span(min(known.start, bar.span.start), max(known.end, bar.span.end))
         found[bar.attempt] = RankBar(0, bar.attempt, span, bar.end)
     return list(found.values())
 
 
-def _label(group: Sequence[NodeRow]) -> str:
-    return group[0].host if len(group) == 1 else fold([node.host for node in group])
-
-
-def _note(group: Sequence[NodeRow]) -> str:
-    if len(group) > 1:
-        return plural(len(group), "node")
-    last = max((bar.attempt for bar in group[0].bars), default=0)
-    ranks = [bar.rank for bar in group[0].bars if bar.attempt == last]
+def _note(hosts: Sequence[str], bars: Sequence[RankBar]) -> str:
+    if len(hosts) > 1:
+        return plural(len(hosts), "node")
+    last = max((bar.attempt for bar in bars), default=0)
+    ranks = [bar.rank for bar in bars if bar.attempt == last]
     return f"rank{'s' if len(ranks) > 1 else ''} {fold_ints(ranks)}" if ranks else ""
 
 

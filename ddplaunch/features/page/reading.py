@@ -178,16 +178,11 @@ def _merged(folder: Path, parts: Sequence[RunFiles]) -> RunFiles:
 
 def _ranks_without_events(events: Sequence[Json]) -> str:
     """The ranks of the last attempt that no launcher here has started, as ``ranks 4-5``; empty if there are none."""
-    starts = [event for event in events if event["event"] == "attempt_started"]
-    attempt = max((integer(event, "attempt") or 0 for event in starts), default=0)
-    missing: set[int] = set()
-    for event in starts:
-        if integer(event, "attempt") == attempt:
-            missing |= set(range(min(integer(event, "world_size") or 0, 100_000)))
-    for event in starts:
-        first, workers = integer(event, "first_rank"), integer(event, "workers")
-        if integer(event, "attempt") == attempt and first is not None and workers is not None:
-            missing -= set(range(first, min(first + workers, 100_000)))
+    starts = list(run_json.starts(events))
+    last = max((attempt for _, attempt, _ in starts), default=0)
+    of_last = [(event, started) for event, attempt, started in starts if attempt == last]
+    world_size = max((integer(event, "world_size") or 0 for event, _ in of_last), default=0)
+    missing = set(range(min(world_size, 100_000))).difference(*(started for _, started in of_last))
     return ranks(missing) if missing else ""
 
 

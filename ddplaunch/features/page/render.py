@@ -11,6 +11,7 @@ import hashlib
 import json
 import shlex
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def page(folder: Path, now_s: float | None = None) -> str:
 
 def _without_samples(told: Story, used: usage.Usage) -> str:
     """Which nodes have no usage samples, though they ran for long enough; empty if all have some."""
-    long = [node.host for node in told.nodes if any(bar.span.length >= _SAMPLED_S for bar in node.bars)]
+    long = [host for host, bars in told.nodes.items() if any(bar.span.length >= _SAMPLED_S for bar in bars)]
     without = [host for host in long if host not in used.hosts]
     if not without:
         return ""
@@ -222,7 +223,7 @@ def _command(files: RunFiles) -> str:
 def _facts(files: RunFiles, told: Story) -> list[tuple[str, str]]:
     report = files.report
     length = report.duration_s if report and len(files.launchers) == 1 else told.whole.length
-    ranks = {bar.rank for node in told.nodes for bar in node.bars}
+    ranks = {bar.rank for bars in told.nodes.values() for bar in bars}
     restarts = max((attempt.restart_count for attempt in files.attempts), default=0)
     facts = [
         ("duration", duration(length)),
@@ -239,10 +240,8 @@ def _facts(files: RunFiles, told: Story) -> list[tuple[str, str]]:
 
 def _node_count(told: Story) -> str:
     """How many nodes had workers at a time, and how many in all if others took their places."""
-    attempts = {bar.attempt for node in told.nodes for bar in node.bars}
-    most = max(
-        (sum(any(bar.attempt == each for bar in node.bars) for node in told.nodes) for each in attempts), default=0
-    )
+    attempts = Counter(attempt for bars in told.nodes.values() for attempt in {bar.attempt for bar in bars})
+    most = max(attempts.values(), default=0)
     return f"{most} ({len(told.nodes)} took part)" if most < len(told.nodes) else str(most or "")
 
 

@@ -6,7 +6,6 @@ Pure. Reports of older versions, and folders without events, give what they have
 from __future__ import annotations
 
 import itertools
-from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.page.reading import line
@@ -79,14 +78,6 @@ class RankBar:
     end: str
 
 
-@dataclass
-class NodeRow:
-    """A node with the bars of its ranks."""
-
-    host: str
-    bars: list[RankBar] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Moment:
     """Something that happened; ``mark`` is its sign on the time axis, empty if it has none."""
@@ -106,6 +97,7 @@ class Story:
         ready_s: when the last agent was ready before the first attempt; None if it is not known.
         attempts: when all workers of each attempt ran.
         quiet: when no worker wrote output or called a collective.
+        nodes: by host, the bars of the node's ranks.
         left_out: moments that are not listed, because they are too many.
     """
 
@@ -114,7 +106,7 @@ class Story:
     import_s: float
     attempts: list[Span]
     quiet: list[Span]
-    nodes: list[NodeRow]
+    nodes: dict[str, list[RankBar]]
     moments: list[Moment]
     left_out: int = 0
 
@@ -200,36 +192,28 @@ def _quiet(events: Sequence[Json], end_s: float) -> list[Span]:
 # Nodes and ranks.
 
 
-def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> list[NodeRow]:
-    rows: dict[str, NodeRow] = {}
+def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> dict[str, list[RankBar]]:
+    nodes: dict[str, list[RankBar]] = {}
     exits = {(attempt.attempt, each.rank): each for attempt in files.attempts for each in attempt.exits}
     lost = {run_json.text(event, "host"): float(event["t"]) for event in files.events if event["event"] == "node_lost"}
-    for event in files.events:
-        if event["event"] != "attempt_started":
-            continue
-        host, attempt = line(run_json.text(event, "host"), 64), integer(event, "attempt")
-        first, workers = integer(event, "first_rank"), integer(event, "workers")
-        if attempt is not None and first is not None and workers is not None and 0 <= workers <= 100_000:
-            row = rows.setdefault(host, NodeRow(host))
-            known = attempts[attempt].end if attempt in attempts else end_s
-            start, lost_s = float(event["t"]), lost.get(run_json.text(event, "host"), -1.0)
-            is_lost = start <= lost_s <= known
-            span = Span(start, lost_s if is_lost else max(start, known))
-            for rank in range(first, first + workers):
-                exit_ = exits.get((attempt, rank))
-                row.bars.append(_bar(rank, attempt, span, exit_, "lost" if is_lost else "open"))
-    found = (rows or _reported_nodes(exits, attempts)).values()
-    return sorted(found, key=lambda row: min(((bar.attempt, bar.rank) for bar in row.bars), default=(0, 0)))
+    for event, attempt, ranks in run_json.starts(files.events):
+        known = attempts[attempt].end if attempt in attempts else end_s
+        start, lost_s = float(event["t"]), lost.get(run_json.text(event, "host"), -1.0)
+        is_lost = start <= lost_s <= known
+        span = Span(start, lost_s if is_lost else max(start, known))
+        bars = nodes.setdefault(line(run_json.text(event, "host"), 64), [])
+        bars += [_bar(rank, attempt, span, exits.get((attempt, rank)), "lost" if is_lost else "open") for rank in ranks]
+    found = (nodes or _reported_nodes(exits, attempts)).items()
+    return dict(sorted(found, key=lambda node: min(((bar.attempt, bar.rank) for bar in node[1]), default=(0, 0))))
 
 
-def _reported_nodes(exits: dict[tuple[int, int], WorkerExit], attempts: dict[int, Span]) -> dict[str, NodeRow]:
+def _reported_nodes(exits: dict[tuple[int, int], WorkerExit], attempts: dict[int, Span]) -> dict[str, list[RankBar]]:
     """Without events: the nodes of the workers that have ended."""
-    rows: dict[str, NodeRow] = {}
+    nodes: dict[str, list[RankBar]] = {}
     for (attempt, rank), each in exits.items():
         if attempt in attempts:
-            host = line(each.host, 64)
-            rows.setdefault(host, NodeRow(host)).bars.append(_bar(rank, attempt, attempts[attempt], each))
-    return rows
+            nodes.setdefault(line(each.host, 64), []).append(_bar(rank, attempt, attempts[attempt], each))
+    return nodes
 
 
 def _bar(rank: int, attempt: int, span: Span, exit_: WorkerExit | None, without: str = "open") -> RankBar:

@@ -20,7 +20,7 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT, RUN, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ddplaunch.protocol.results import RunResult
 
@@ -32,6 +32,8 @@ _MAX_BYTES = 256 << 20
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_PID = 1 << 22
+_LIMITS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}
+"""Keys of an event, and what their numbers are below."""
 
 
 def facts(folder: Path) -> RunFacts:
@@ -126,6 +128,17 @@ def lines(path: Path, having: bytes = b"", max_bytes: int = _MAX_BYTES) -> Itera
                 except (ValueError, RecursionError):
                     body = None
                 yield body if isinstance(body, dict) else None
+
+
+def starts(events: Iterable[Json | None]) -> Iterator[tuple[Json, int, range]]:
+    """The events about workers that were started on a node, each with its attempt and ranks; no damaged ones."""
+    for event in events:
+        if event and event.get("event") == "attempt_started":
+            values = ((integer(event, key), limit) for key, limit in _LIMITS.items())
+            numbers = [value for value, limit in values if value is not None and 0 <= value < limit]
+            if len(numbers) == len(_LIMITS):
+                attempt, workers, first = numbers
+                yield event, attempt, range(first, first + workers)
 
 
 # Values.
