@@ -226,7 +226,7 @@ class AgentConfig:
         workers: number of workers of a node, their devices, and how they are started.
         output: logs, filters and format of the workers' output.
         timeouts: time limits of the run.
-        rendezvous: rendezvous with the other nodes; None on a single node, or where one launcher starts all nodes.
+        rendezvous: rendezvous with the other nodes; None on a single node, or where one launcher leads all nodes.
         master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.
         master_port: port of the workers' store on a single node; None: a free one. Not used with several nodes.
         task: the only worker of this launcher, where a scheduler started a process for every worker.
@@ -247,6 +247,11 @@ class AgentConfig:
     health: HealthPolicy = "refuse"
     dry_run: bool = False
     compile_on_cpu: bool = False
+
+    @property
+    def each_node_has_launcher(self) -> bool:
+        """Whether this launcher starts one node of several, which meets the others at an endpoint."""
+        return self.rendezvous is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,14 +324,14 @@ class LaunchConfig(AgentConfig):
         return "local" if self.is_local else self.remote.transport
 
     @property
-    def each_node_has_launcher(self) -> bool:
-        """Whether this launcher starts one node of several, which meets the others at an endpoint."""
-        return self.rendezvous is not None
+    def one_launcher_leads(self) -> bool:
+        """Whether this launcher leads all nodes: it starts several, or has a spare for one."""
+        return (self.max_nodes > 1 or len(self.hosts) > 1) and not self.each_node_has_launcher
 
     @property
-    def launcher_assigns_rendezvous(self) -> bool:
-        """Whether this launcher starts several nodes, or has a spare for one, and so assigns rendezvous and ranks."""
-        return (self.max_nodes > 1 or len(self.hosts) > 1) and not self.each_node_has_launcher
+    def has_peers(self) -> bool:
+        """Whether the run may have several nodes, whoever starts them."""
+        return self.one_launcher_leads or self.each_node_has_launcher
 
     def _check_values(self) -> None:
         if not self.script:
@@ -345,7 +350,7 @@ class LaunchConfig(AgentConfig):
             raise OptionError("--rdzv-id", KEEPER_ID, "stands for what --keep-warm has left", "Give another name.")
 
     def _check_nodes(self) -> None:
-        if self.launcher_assigns_rendezvous and not self.dry_run and not self.hosts:
+        if self.one_launcher_leads and not self.dry_run and not self.hosts:
             hint = (
                 "Name the hosts with --hosts gpu1,gpu2 or --hostfile FILE, or start ddplaunch on every node, with "
                 "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, or with --master-addr HOST --node-rank N. "

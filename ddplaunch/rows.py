@@ -80,7 +80,7 @@ class Option:
         gives: value of a flag.
         variable: name of a variable of the environment that has its text if it is not given.
         only: conditions; if one does not hold, it has no effect.
-        names_hosts: it names hosts, all or some: with hosts, one launcher starts all nodes.
+        names_hosts: it names hosts, all or some: with hosts, one launcher leads all nodes.
         heading: that of the help page below which it stands; of a feature's option.
         after: in place of ``heading``: it stands below this option. One with ``of`` stands below that.
     """

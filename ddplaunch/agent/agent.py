@@ -79,8 +79,7 @@ class Agent(NodeServices):
         env = self.placement.shared_environ
         self.forkserver = ForkserverClient(spec, plan, env, open_files, self.post, outbox.send, self.fail, warm)
         self.rendezvous = self._choose_rendezvous()
-        is_watched_here = spec.rendezvous is None  # By this agent's launcher.
-        self.report = outbox.send if is_watched_here else self.rendezvous.send_report
+        self.report = self.rendezvous.send_report if spec.each_node_has_launcher else outbox.send
         self._group: WorkerGroup | None = None
         self._is_refused = False
         self._helper_pids: dict[int, int] = {}
@@ -201,8 +200,8 @@ class Agent(NodeServices):
         return bool(self._stop_order or self._failure or self.rendezvous.stop_reason is not None)
 
     def _must_stop_other_nodes(self, group: WorkerGroup) -> bool:
-        """Whether this node has failed or was stopped alone; a launcher of all nodes stops the others, too."""
-        was_stopped_alone = self._own_stop_reason is not None or not self._spec.launcher_assigns_rendezvous
+        """Whether this node has failed or was stopped alone; a launcher that leads all nodes stops the others, too."""
+        was_stopped_alone = self._own_stop_reason is not None or not self._spec.one_launcher_leads
         return bool(group.any_failed or self._failure or (self._stop_order and was_stopped_alone))
 
     # Starting.

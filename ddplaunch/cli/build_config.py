@@ -42,15 +42,15 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
     options = completed.options
     hosts = host_options.select_hosts(options, environ, completed.hosts)
     min_nodes, max_nodes = rendezvous_options.nnodes(options, hosts)
-    launcher_starts_nodes = bool(hosts or options["dry_run"])
-    meets = max_nodes > 1 and not launcher_starts_nodes
+    one_launcher_leads = bool(hosts or options["dry_run"])
+    meets = max_nodes > 1 and not one_launcher_leads
     if options["verbose"] and options["quiet"]:
         raise UsageError("--verbose and --quiet exclude each other")
     rendezvous_options.check(options, max_nodes)
     conf = rendezvous_options.parse_rdzv_conf(
         "" if options["standalone"] else options["rdzv_conf"],
         is_static=options["rdzv_backend"] == "static",
-        launcher_starts_nodes=launcher_starts_nodes,
+        one_launcher_leads=one_launcher_leads,
     )
     warnings = [conf.ignored] if conf.ignored and max_nodes > 1 else []
     warnings += _without_effect(options, max_nodes)
@@ -71,7 +71,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         max_nodes=max_nodes,
         workers=WorkerConfig(**found["workers"]),
         output=_output(found["output"], options, environ),
-        timeouts=_timeouts(found["timeouts"], conf if launcher_starts_nodes else None),
+        timeouts=_timeouts(found["timeouts"], conf if one_launcher_leads else None),
         rendezvous=(
             rendezvous_options.rendezvous(options, completed.endpoint_source, environ, conf, min_nodes, max_nodes, own)
             if meets
@@ -95,7 +95,7 @@ def _output(found: Mapping[str, Any], options: Mapping[str, Any], environ: Mappi
 
 
 def _timeouts(found: Mapping[str, Any], conf: RdzvConf | None) -> TimeoutConfig:
-    """``conf`` is None where every node has a launcher: ``RendezvousConfig`` then has these times."""
+    """``conf`` is None where each node has a launcher: ``RendezvousConfig`` then has these times."""
     timeouts = TimeoutConfig(**found)
     return replace(timeouts, join_timeout_s=conf.join_timeout_s, lost_after_s=conf.lost_after_s) if conf else timeouts
 

@@ -122,7 +122,7 @@ HOST_OPTIONS = ("hosts", "hostfile", *(row.name for row in features.rows() if ge
 """Options that name hosts, also of features."""
 
 _PER_NODE_OPTIONS = ("rdzv_endpoint", "master_addr", "standalone")
-"""Options for one launcher per node; they contradict hosts, on which one launcher starts all nodes."""
+"""Options for one launcher per node; they contradict hosts, on which one launcher leads all nodes."""
 
 
 def select_hosts(

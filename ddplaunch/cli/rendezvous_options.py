@@ -128,7 +128,7 @@ class RdzvConf:
     """The settings that have an effect, as in ``RendezvousConfig``; None where not given.
 
     Attributes:
-        lost_after_s: ``RendezvousConfig.silent_after_s``; where one launcher starts all nodes, that of TimeoutConfig.
+        lost_after_s: ``RendezvousConfig.silent_after_s``; where one launcher leads all nodes, that of TimeoutConfig.
         ignored: a sentence that names the keys without effect; empty if all have one.
     """
 
@@ -140,13 +140,13 @@ class RdzvConf:
     ignored: str
 
 
-def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) -> RdzvConf:
+def parse_rdzv_conf(text: str, *, is_static: bool, one_launcher_leads: bool) -> RdzvConf:
     """Parse ``KEY=VALUE,...``.
 
     Args:
         text: value of ``--rdzv-conf``.
         is_static: torchrun's static backend, in which node rank 0 is the host.
-        launcher_starts_nodes: one launcher starts all nodes and assigns their rendezvous.
+        one_launcher_leads: it leads all nodes, and so assigns their rendezvous.
 
     Raises:
         OptionError: not such a list, or an invalid value.
@@ -155,7 +155,7 @@ def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) 
     if conf.get("store_type", "tcp").lower() != "tcp":
         hint = "Give a --rdzv-endpoint HOST:PORT of one of the nodes, and leave store_type out."
         raise OptionError("--rdzv-conf", f"store_type={conf['store_type']}", "the nodes connect over TCP only", hint)
-    unused = _LAUNCHER_ASSIGNS if launcher_starts_nodes else _STATIC_ASSIGNS if is_static else {}
+    unused = _LAUNCHER_ASSIGNS if one_launcher_leads else _STATIC_ASSIGNS if is_static else {}
     return RdzvConf(
         join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", TimeoutConfig.join_timeout_s)),
         search_timeout_s=_seconds(conf, "read_timeout", 0.0) or None,

@@ -11,7 +11,7 @@ time    name                                   who acts when it is over
                                                an agent: it got no ``Ping``, and stops its workers (``LauncherLost``)
 8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat. It is
                                                ``setup.LATER_S``, 3 s, more than the launcher's 5 s; and it is 5 s
-                                               where each node has its own launcher
+                                               where each node has a launcher
 10 s    that and 2 heartbeats                  another member: the store has not answered
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
 25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
@@ -21,7 +21,7 @@ time    name                                   who acts when it is over
 600 s   ``TimeoutConfig.join_timeout_s``       an agent: it has joined, and no round was formed; exit code 83
 ======  =====================================  ======================================================================
 
-A host loses power, in a run whose launcher has started all nodes:
+A host loses power, in a run in which one launcher leads all nodes:
 
 1.  Nothing closes the connection, and ``Pings`` calls ``on_unresponsive`` after 5 s. If only the agent dies,
     ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``give_up``).
@@ -57,7 +57,7 @@ the connection is closed, it learns it at once. If the host has no power, a call
 member waits for 10 s. Then the rendezvous moves. If one node alone loses the next two as well, the launcher reaches it
 and the nodes that serve do not: it is lost (``participants._MAX_LOST_BY_ONE``).
 
-Where each node has its own launcher, only the heartbeats show a loss, after 5 s. The coordinator stops the round and
+Where each node has a launcher, only the heartbeats show a loss, after 5 s. The coordinator stops the round and
 gives the verdict as in step 4. Nodes that wait at the endpoint for a free place are the spares. Of a job of a fixed
 size without any, the run ends on all nodes with exit code 84, "not restarted: 1 other node is left, and 2 are needed".
 An elastic one goes on with the nodes that are left; if these are fewer than MIN, they wait for another node, until the
@@ -110,7 +110,7 @@ class LostNodes:
         report: Callable[[Iterable[AttemptResult]], None],
     ) -> None:
         """``note``: as ``Watches.note``. ``report`` shows attempts that are complete now."""
-        self._lost_after_s, self._is_local = config.timeouts.lost_after_s, config.is_local
+        self._config, self._lost_after_s = config, config.timeouts.lost_after_s
         self._participants, self._attempts, self._shutdown = participants, attempts, shutdown
         self._note, self._show, self._report = note, show, report
 
@@ -145,9 +145,9 @@ class LostNodes:
         told = f"its {type(event).__name__} {what}: {quote(str(error), _MAX_REASON)}"
         if isinstance(event, ReportOfNode):
             self._show(f"a report of node {event.node_index} is ignored: {told}", Level.VERBOSE)
-        elif is_invalid or not self._is_local:
+        elif is_invalid or not self._config.is_local:
             node.is_given_up = True
-            hint = _HINT if self._is_local or not is_invalid else ""
+            hint = _HINT if self._config.is_local or not is_invalid else ""
             self.give_up(node, f"the agent on {node.host} was given up: {told}", hint)
         else:
             self._end_run(node, event, told)
@@ -181,7 +181,7 @@ class LostNodes:
     def on_agent_failed(self, node: Node, event: AgentFailed) -> None:
         """The agent cannot run its node, and ends in order: no sweep is needed."""
         is_needed = node.index in self._participants.indices and not self._attempts.outcome_is_known
-        if self._participants.assigns_rendezvous and not is_needed:  # It has left, or is a spare that came too late.
+        if self._config.one_launcher_leads and not is_needed:  # It has left, or is a spare that came too late.
             self._show(event.message, Level.NORMAL)
         elif self._participants.can_continue_without(node) and not self.run_is_ending:
             self._participants.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
@@ -211,7 +211,7 @@ class LostNodes:
         self._participants.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
-        elif self._participants.assigns_rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
+        elif self._config.one_launcher_leads and (self._shutdown.node_ended or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
         else:
             raise LaunchError(reason, hint, NODE_LOST)

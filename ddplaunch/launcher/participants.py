@@ -52,7 +52,6 @@ class Participants:
         nodes: all nodes of the run.
         indices: the nodes that take part, in the order of their ranks; a spare gets the position of the node that it
             replaces.
-        assigns_rendezvous: this launcher has started all nodes, and tells them where they meet.
         server: index of the node that serves the present rendezvous; None until the next one begins.
         departing: indices of nodes that leave after the present attempt, each with the reason.
     """
@@ -66,10 +65,10 @@ class Participants:
         attempts: Attempts,
         show: Callable[[str, int], None],
     ) -> None:
-        """``rendezvous`` are the settings of every rendezvous; None where the launcher does not assign it."""
+        """``rendezvous`` are the settings of every rendezvous; None unless this launcher leads all nodes."""
         self.nodes = nodes
         self.indices: list[int] = []
-        self.assigns_rendezvous, self._rendezvous = rendezvous is not None, rendezvous
+        self._rendezvous = rendezvous
         self.server: int | None = None
         self.departing: Mapping[int, str] = {}
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
@@ -158,7 +157,7 @@ class Participants:
     def dispensable(self) -> int:
         """How many participants the run can do without: spares replace them, or the world shrinks."""
         remaining, needed = self.remaining_without()
-        return max(0, remaining - needed) if self.assigns_rendezvous else 0
+        return max(0, remaining - needed) if self._rendezvous else 0
 
     def can_continue_without(self, node: Node) -> bool:
         """Whether ``node`` is a participant that the run can do without."""
@@ -232,7 +231,7 @@ class Participants:
         Raises:
             LaunchError: it is not dispensable. The coordinator did not know it, or the node has not heard its verdict.
         """
-        if not result.attempt_follows or node.index not in self.indices or not self.assigns_rendezvous:
+        if not result.attempt_follows or node.index not in self.indices or not self._rendezvous:
             return
         from ddplaunch.rounds.verdict import too_few_nodes, why_not_used_again
 
@@ -325,9 +324,9 @@ class Participants:
     def set_departing(self, departing: Mapping[int, str]) -> None:
         """These nodes, by index, leave after the present attempt, for these reasons; replaces an earlier call.
 
-        Without effect where the launcher does not assign the rendezvous.
+        Without effect unless this launcher leads all nodes.
         """
-        if self.assigns_rendezvous:
+        if self._rendezvous:
             self.departing = departing
             self._tell_coordinator()
 
@@ -338,7 +337,7 @@ class Participants:
             self.nodes.send_to(self.server, told)
 
     def is_present(self, token: str) -> bool:
-        """Whether a node may still meet others in the rendezvous ``token``; never where this launcher assigns none.
+        """Whether a node may still meet others in the rendezvous ``token``; never unless this launcher leads all nodes.
 
         So the loss of a rendezvous counts once, however many nodes report it before the next one begins.
         """
@@ -346,8 +345,8 @@ class Participants:
 
     def is_cut_off(self, node: Node) -> bool:
         """Whether it is ``node`` alone that loses one rendezvous after the other, on a node that others reach."""
-        is_alone = len(self._lost_by) >= _MAX_LOST_BY_ONE and set(self._lost_by) == {node.index}
-        return is_alone and node.index != self.server
+        loses_all = len(self._lost_by) >= _MAX_LOST_BY_ONE and set(self._lost_by) == {node.index}
+        return loses_all and node.index != self.server
 
     def move_rendezvous(self, node: Node, reason: str) -> None:
         """``node`` has lost the present rendezvous: the nodes start another, unless ``node`` takes part no longer.

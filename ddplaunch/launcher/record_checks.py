@@ -32,6 +32,7 @@ class RecordChecks:
         self._participants = participants
         # Where each node has a launcher, the one of the node that serves the rendezvous says how many there may be.
         self._max_restarts = None if config.each_node_has_launcher else config.max_restarts
+        self._one_launcher_leads = config.one_launcher_leads
         self._of_node: dict[int, tuple[int, range]] = {}
         self._restarts: Counter[int] = Counter()
 
@@ -66,7 +67,7 @@ class RecordChecks:
         """
         workers, participants = len(event.pids), self._participants
         fits = workers <= node.workers and event.first_rank + workers <= event.world_size
-        if participants.assigns_rendezvous:
+        if self._one_launcher_leads:
             nodes = participants.nodes.all
             is_known = all(nodes[index].workers for index in participants.indices)
             fits = fits and (not is_known or event.world_size <= sum(each.workers for each in nodes))

@@ -96,7 +96,7 @@ class Run:
         self._nodes = nodes = Nodes(transport, spec)
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.each_node_has_launcher else (config.min_nodes, config.max_nodes)
-        rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
+        rendezvous = setup.rendezvous_config(config, run_tag) if config.one_launcher_leads else None
         self._participants = participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
         self._shutdown = shutdown = Shutdown(config, nodes, messages, watches.on_stop)
         report = self._report_attempts
@@ -326,7 +326,7 @@ class Run:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
         is_needed = node.index in self._participants.indices
-        if self._participants.assigns_rendezvous and is_needed and not self._shutdown.in_progress:
+        if self._config.one_launcher_leads and is_needed and not self._shutdown.in_progress:
             self._shutdown.on_node_ended()
 
     # The end of the run.

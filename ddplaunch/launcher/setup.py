@@ -86,7 +86,7 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
 def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str | None]:
     """Create the run's folder.
 
-    Where every node has a launcher, the folder is this launcher's; the agent moves it into that of the run when the
+    Where each node has a launcher, the folder is this launcher's; the agent moves it into that of the run when the
     nodes have met.
 
     Returns the folder, None for a run without files, and a warning if it cannot be created.
@@ -180,7 +180,7 @@ def agent_spec(
         program=workers_program,
         same_python=not python or shutil.which(python) == sys.executable,
         node_dir=node_dir,
-        launcher_assigns_rendezvous=config.launcher_assigns_rendezvous,
+        one_launcher_leads=config.one_launcher_leads,
         texts=features.texts(config),
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),

@@ -123,7 +123,7 @@ class Shutdown:
         if not self.error:
             self.error = error
             # The agent of a single real node ends by itself: every such error comes from it, or means its loss.
-            if self._config.launcher_assigns_rendezvous or self._config.dry_run:
+            if self._config.one_launcher_leads or self._config.dry_run:
                 self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_timeout_s)
 
     def on_bug(self, told: str) -> None:

@@ -79,7 +79,7 @@ class AssignNodes:
 
 @dataclass(frozen=True)
 class NodeDeparts:
-    """Launcher to agent, where each node has its own launcher: SLURM takes this node out of service, for ``reason``.
+    """Launcher to agent, where each node has a launcher: SLURM takes this node out of service, for ``reason``.
 
     Empty: it does not any more.
     """
@@ -134,7 +134,7 @@ class Order(wire.Nested):
 class OrderToNodes:
     """Launcher to agent, on to the coordinator, and on to all agents: ``order`` is for all nodes of its attempt.
 
-    Where each node has its own launcher. Sent by the launcher that receives the ReportOfNode records; another launcher
+    Where each node has a launcher. Sent by the launcher that receives the ReportOfNode records; another launcher
     sends only orders that become those for its own node.
     """
 
@@ -264,7 +264,7 @@ class Report(wire.Nested):
 class ReportOfNode:
     """Coordinator to the agent on the node that serves the rendezvous, and that agent to its launcher.
 
-    Only where each node has its own launcher: that launcher watches the whole job. ``report`` is of one node of the
+    Only where each node has a launcher: that launcher watches the whole job. ``report`` is of one node of the
     round, ``participants`` are the indices of all.
     """
 

@@ -26,7 +26,7 @@ class NodeJoined:
         server_address: address at which it connected to the node that serves the rendezvous.
         attempt: the lowest round number that this node has not used in any rendezvous.
         departs: why the node should take part only if it is needed, as SLURM takes it out of service; empty if it does
-            not. Only where each node has its own launcher.
+            not. Only where each node has a launcher.
         restarts_so_far: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
     """
@@ -82,7 +82,7 @@ class WorkersEnded(RoundEnd):
 
 @dataclass(frozen=True)
 class NodeRefused:
-    """Node to coordinator, in place of NodeJoined, where each node has its own launcher: the node takes no part.
+    """Node to coordinator, in place of NodeJoined, where each node has a launcher: the node takes no part.
 
     Attributes:
         node_index: of the node that serves the rendezvous its index; of another one it is not used, and may be 0.
@@ -97,7 +97,7 @@ class NodeRefused:
 
 @dataclass(frozen=True)
 class ReportToServer:
-    """Node to coordinator, where each node has its own launcher: what this node's workers do.
+    """Node to coordinator, where each node has a launcher: what this node's workers do.
 
     The coordinator passes it on to the node that serves the rendezvous, whose launcher watches the whole job.
     """
@@ -202,14 +202,14 @@ class MemberSpec:
         node_id: text that no other node has.
         run_id: of this node's launcher; that of the node that serves the rendezvous becomes the run id of all nodes.
         max_restarts: of this node's launcher; on the node that serves the rendezvous that of the whole run.
-        launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.
+        one_launcher_leads: one launcher leads all nodes: it has assigned the endpoint and the node indices.
     """
 
     rendezvous: RendezvousConfig
     node_id: str
     run_id: str
     max_restarts: Limitless
-    launcher_assigns_rendezvous: bool = False
+    one_launcher_leads: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class AgentSpec(AgentConfig):
         stdin_fd: inherited descriptor that becomes the workers' stdin; None: /dev/null.
         stdout_fd: inherited descriptor of the user's terminal, for the only worker of a job; None: a pipe.
         stderr_fd: as ``stdout_fd``, for stderr.
-        launcher_assigns_rendezvous: the launcher sends a JoinRendezvous, and another when the rendezvous moves.
+        one_launcher_leads: as in LaunchConfig. The launcher sends a JoinRendezvous, and another when the rendezvous
+            moves.
         texts: for parts of the agent, by name of the feature; each part reads its own.
     """
 
@@ -60,13 +61,13 @@ class AgentSpec(AgentConfig):
     stdin_fd: Descriptor | None = None
     stdout_fd: Descriptor | None = None
     stderr_fd: Descriptor | None = None
-    launcher_assigns_rendezvous: bool = False
+    one_launcher_leads: bool = False
     texts: dict[str, str] = field(default_factory=dict)
 
     @property
     def has_peers(self) -> bool:
-        """Whether the run may have other nodes."""
-        return self.launcher_assigns_rendezvous or self.rendezvous is not None
+        """As in LaunchConfig."""
+        return self.one_launcher_leads or self.each_node_has_launcher
 
 
 # Agent to forkserver.

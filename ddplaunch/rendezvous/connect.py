@@ -120,7 +120,7 @@ class _Search:
 
     def _ask_for_absence(self) -> None:
         """Raises RunRefused: the node that serves the rendezvous says that it does not come."""
-        if self._spec.launcher_assigns_rendezvous or time.monotonic() < self._ask_at:  # That launcher knows of it.
+        if self._spec.one_launcher_leads or time.monotonic() < self._ask_at:  # That launcher knows of it.
             return
         for port in [port for port, answers in list(self._answers.items()) if answers]:
             for address in self._settings.server_addresses:
@@ -262,7 +262,7 @@ def enter(spec: MemberSpec, store: TCPStore) -> Signer:
         store.set(key, signer.sign(key, nonce))
         return signer.for_nonce(nonce)
     if not _key_appears(store, key):
-        if spec.launcher_assigns_rendezvous:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
+        if spec.one_launcher_leads:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
             raise RuntimeError(f"the node that serves the rendezvous has not opened it within {_OPEN_KEY_S:g} s")
         _leave_note(spec, store, "run_id")
         raise JoinRefused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
@@ -299,7 +299,7 @@ def verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
         if all(map(is_run_id, agreed_id(signer))):
             return signer
         raise RuntimeError("the process that answers there opened the rendezvous with an invalid text")
-    if spec.launcher_assigns_rendezvous:
+    if spec.one_launcher_leads:
         raise RuntimeError("another process has changed the rendezvous in the store")
     reason = f"the node that serves the rendezvous has {f'another {SECRET}' if is_signed else f'no {SECRET}'}"
     if not signer.has_secret:
@@ -330,7 +330,7 @@ def claim_node_index(spec: MemberSpec, store: TCPStore) -> tuple[int, str]:
     if rank is None:
         arrivals = f"{key_prefix(spec)}/nodes"
         return _claim_first(spec, store, (store.add(arrivals, 1) - 1 for _ in itertools.count())), ""
-    return (rank, "") if spec.launcher_assigns_rendezvous else _claim_rank(spec, store, rank)
+    return (rank, "") if spec.one_launcher_leads else _claim_rank(spec, store, rank)
 
 
 def _claim_rank(spec: MemberSpec, store: TCPStore, rank: int) -> tuple[int, str]:

@@ -152,8 +152,8 @@ class Member:
         self._is_over = False
         self._coordinator = _coordinator(spec, self._index) if settings.is_server else None
         self._token = settings.token
-        self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
-        self._reports_turned_away = settings.is_server and not spec.launcher_assigns_rendezvous
+        self._one_launcher_leads = spec.one_launcher_leads
+        self._reports_turned_away = settings.is_server and not spec.one_launcher_leads
         self._iterations = 0
         """Of the main loop: ``_watch_main_loop`` sees whether it goes on."""
         self._rejected_count = self._reported_count = 0
@@ -234,13 +234,13 @@ class Member:
         self._forget(node_index)
         self._send_and_time(coordinator, coordinator.on_gone(node_index))
         # A launcher that still has a connection to the node would wait for it for ever.
-        if self._launcher_assigns_rendezvous:
+        if self._one_launcher_leads:
             self._send_to_agent(NodeSilent(self._token, node_index, self._silent_after_s))
 
     def _forget(self, node_index: int) -> None:
         """The node has left, or is lost: its heartbeats are not missed, and another may take its place."""
         self._heartbeats.pop(node_index, None)
-        if not self._launcher_assigns_rendezvous:
+        if not self._one_launcher_leads:
             self._store.set(self._lost_key(node_index), "1")
 
     def _send_and_time(self, coordinator: Coordinator, records: Sequence[Outgoing]) -> None:
@@ -254,7 +254,7 @@ class Member:
     def _with_times(self, sent: Outgoing) -> Outgoing:
         """For the node's comparison of its clock with that of this one. It is only shown: no decision depends on it."""
         formed, joined_s = sent.record, self._joined_times_s.get(sent.node_index, 0.0)
-        if not isinstance(formed, RoundFormed) or self._launcher_assigns_rendezvous:
+        if not isinstance(formed, RoundFormed) or self._one_launcher_leads:
             return sent
         return Outgoing(sent.node_index, replace(formed, joined_time_s=joined_s, time_s=time.time()))
 

@@ -182,7 +182,7 @@ class Coordinator:
             return [self._rejection(index, "the run had ended when this node joined")]
         if record.host in self._avoided:
             del self._waiting[index]
-            # A launcher of all nodes removes the node; until then no round is complete.
+            # A launcher that leads all nodes removes the node; until then no round is complete.
             return [] if self.assigned else [self._rejection(index, f"this run does not use {record.host} any more")]
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
@@ -289,7 +289,7 @@ class Coordinator:
         self._reports.ended_nodes.append(replace(record, cause=cause))
         if record.stopped and not self._reports.stop_reason:
             self._reports.stop_reason = record.reason or f"{self._hosts[record.node_index]} was stopped"
-        # A launcher of all nodes that stops one stops all: an order of ours might be faster than its signal.
+        # A launcher that leads all nodes that stops one stops all: an order of ours might be faster than its signal.
         is_stopped_alone = record.stopped and (record.reason or not self.assigned)
         sent = self._stop("") if record.outcome == "failed" or is_stopped_alone else []
         return [*sent, *self._finish_round()]
@@ -329,7 +329,7 @@ class Coordinator:
         return [*self._tell(decided, receivers, {}), *self._all_left()]
 
     def _tell(self, decided: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
-        # The cause can be large, and a launcher of all nodes needs only one copy.
+        # The cause can be large, and a launcher that leads all nodes needs only one copy.
         brief = replace(decided, cause=None) if self.assigned else decided
         return [Outgoing(index, last.get(index) or (decided if index == self.server else brief)) for index in nodes]
 
@@ -343,8 +343,8 @@ class Coordinator:
     def _too_few(self, leaving: set[int]) -> str:
         """Why the nodes that are not lost or ``leaving`` form no further round; empty if they can.
 
-        In place of a lost node of an elastic run another one may join. A launcher of all nodes ends the run by itself
-        if it cannot replace a lost node.
+        In place of a lost node of an elastic run another one may join. A launcher that leads all nodes ends the run by
+        itself if it cannot replace a lost node.
         """
         may_be_replaced = bool(self.assigned) or self.min_nodes < self.max_nodes
         if not leaving and (may_be_replaced or not self._reports.node_lost):
@@ -357,7 +357,7 @@ class Coordinator:
     def _dismiss(self, leaving: set[int], decided: RoundVerdict) -> dict[int, RoundVerdict]:
         """Exclude the nodes that leave from all further rounds. Returns their last verdicts.
 
-        A launcher of all nodes replaces and stops them itself.
+        A launcher that leads all nodes replaces and stops them itself.
         """
         self._avoided |= {self._hosts[index] for index in leaving}
         for index in leaving:

@@ -2,8 +2,8 @@
 
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
 restart is left and can help, the verdict, and the result of each node. Pure, but for the count of restarts that it is
-given. A launcher of all nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after a loss,
-``Participants.retire_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that
+given. A launcher that leads all nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after
+a loss, ``Participants.retire_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that
 restarts more often than the user allows.
 """
 

@@ -3,7 +3,7 @@
 The run tag is the run id; if the user gave that id, a dot and six random hexadecimal digits follow, so that the tag is
 unique. The node tag is the run tag; on one of several nodes a dot and the node's number follow: ``job7.3f09ac.12``.
 Every process below the launcher has the node tag in its environment (``environment.RUN_ID``). The launcher's
-environment is the user's, so it holds a memfd named after the run tag instead. Where every node has a launcher, each
+environment is the user's, so it holds a memfd named after the run tag instead. Where each node has a launcher, each
 launcher makes a run tag; if they also made the run ids, the nodes agree on one of them, and the launcher holds a second
 memfd that names it.
 """

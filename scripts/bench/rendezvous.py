@@ -141,7 +141,7 @@ class Agent:
             node_id=str(self._number),
             run_id="bench",
             max_restarts=0,
-            launcher_assigns_rendezvous=True,
+            one_launcher_leads=True,
         )
         self._channel.send(b"!")
         self._send(spec)

@@ -172,7 +172,7 @@ def test_a_run_that_succeeds_at_once_has_an_id() -> None:
         (("--hosts", "gpu[1-", "x.py"), USAGE, "gpu[1-"),
         (("--log-dir", "/dev/null", "--no-python", "true"), USAGE, "needs a run folder"),
         (("--log-dir", "/proc/none", "--no-python", "true"), NODE_NOT_READY, "no logs are kept: /proc/none"),
-        (("--nnodes", "2", "--rdzv-endpoint", "h:1", "x.py"), USAGE, "not where every node has its own launcher"),
+        (("--nnodes", "2", "--rdzv-endpoint", "h:1", "x.py"), USAGE, "not where each node has a launcher"),
         (("--debug-on-error", __file__), USAGE, "--detach cannot be combined with --debug-on-error"),
         (("--plan", "x.py"), USAGE, "--detach cannot be combined with --plan"),
         (("--check",), USAGE, "--detach cannot be combined with --check"),
@@ -192,7 +192,7 @@ def test_a_launcher_per_node_is_refused_by_one_message() -> None:
     ranks = [{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank} for rank in ("0", "1")]
     ended = [run("--detach", "--no-python", "true", env={**env, **rank}) for rank in ranks]
     assert [each.returncode for each in ended] == [USAGE, USAGE]
-    assert "".join(each.err for each in ended).count("not where every node has its own launcher") == 1
+    assert "".join(each.err for each in ended).count("not where each node has a launcher") == 1
 
 
 def test_the_python_api_says_what_to_do() -> None:

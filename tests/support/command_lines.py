@@ -39,8 +39,8 @@ def changes(config: LaunchConfig) -> str:
     if config.hosts:
         hosts = [f"{host} {host.slots or ''} {host.devices or ''}".rstrip() for host in config.hosts]
         parts += [f"hosts: {', '.join(hosts)} over {config.transport}"]
-    if config.launcher_assigns_rendezvous:
-        parts += ["the launcher assigns the rendezvous"]
+    if config.one_launcher_leads:
+        parts += ["one launcher leads all nodes"]
     return "; ".join([*parts, *map(str, config.notices)]) or "as usual"
 
 

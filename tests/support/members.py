@@ -40,7 +40,7 @@ class Node(NodeServices):
 
     def __init__(self, spec: AgentSpec, answers: Answers, **config: Any) -> None:
         """``config``: the fields of the RendezvousConfig, unless the launcher assigns that."""
-        if not spec.launcher_assigns_rendezvous:
+        if not spec.one_launcher_leads:
             given = {"server_addresses": ("127.0.0.1",), "is_server": False, **config}
             spec = replace(spec, rendezvous=rendezvous_config(**given))
         self.answers, self.must_stop = dict(answers), False

@@ -400,7 +400,7 @@ def test_kill_completes_to_what_keep_warm_has_left(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_id_on_which_nodes_have_agreed_is_completed() -> None:
-    """Where each node has its own launcher, its run tag contains the id that this launcher had made."""
+    """Where each node has a launcher, its run tag contains the id that this launcher had made."""
     own = f"zz8-{os.getpid()}"
     with run_tags.launcher_memfd(f"{own}.3f09ac"), run_tags.launcher_memfd(f"{own}.3f09ac", f"{own}-agreed"):
         waiting = subprocess.Popen(["sleep", "60"], env={**os.environ, "DDPLAUNCH_RUN_ID": f"{own}.3f09ac.1"})

@@ -38,7 +38,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, sent: list[object]) -> GpuFaults:
 
 
 def of_job(sent: list[object], first: tuple[GpuReading, ...]) -> GpuFaults:
-    spec = agent_spec(launcher_assigns_rendezvous=True)
+    spec = agent_spec(one_launcher_leads=True)
     gpus = GpusOfJob(spec, sent.append)
     gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
     faults = GpuFaults(gpus, spec, sent.append)

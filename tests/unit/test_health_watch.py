@@ -35,7 +35,7 @@ class Job:
         self.errors: list[LaunchError] = []
         self.noted: list[tuple[str, int, str]] = []
         shutdown = SimpleNamespace(in_progress=False, fail=self.errors.append)
-        config: Any = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
+        config: Any = SimpleNamespace(health=policy, one_launcher_leads=True)
         parts = {"nodes": self.nodes, "participants": self.participants, "shutdown": shutdown, "note": self._note}
         self.watch = HealthWatch(run_services(config, show=show, **parts))
 

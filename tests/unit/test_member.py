@@ -54,7 +54,7 @@ class Node:
             node_id=f"node{index}",
             run_id="job7",
             max_restarts=0,
-            launcher_assigns_rendezvous=bool(config.participants),
+            one_launcher_leads=bool(config.participants),
         )
         self.index = index
         self.received: list[Any] = []

@@ -65,7 +65,7 @@ def in_first_round(
     return node.rendezvous, node.sent
 
 
-# Where every node has a launcher, its folder is moved into that of the run when the first round is formed.
+# Where each node has a launcher, its folder is moved into that of the run when the first round is formed.
 
 
 @pytest.mark.parametrize(("shares_host", "name"), [(False, "gpu1"), (True, "gpu1.3")])
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_moved_is_used_where_it_is(
 
 
 def test_one_launcher_of_all_nodes_has_named_the_folders_already(new_node: NewNode, spec: AgentSpec) -> None:
-    node = new_node(replace(spec, launcher_assigns_rendezvous=True), TAKES_PART)
+    node = new_node(replace(spec, one_launcher_leads=True), TAKES_PART)
     node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)))
     assert node.rendezvous.next_round()
     assert node.rendezvous.complete(spec) is spec
@@ -148,7 +148,7 @@ def test_a_node_that_joins_while_the_last_round_is_stopped_leaves_with_the_resul
 
 def test_what_a_rendezvous_says_that_was_left_is_ignored(new_node: NewNode, spec: AgentSpec) -> None:
     config = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)
-    node = new_node(replace(spec, launcher_assigns_rendezvous=True), JOINS)
+    node = new_node(replace(spec, one_launcher_leads=True), JOINS)
     of_other = [RoundFormed(replace(ROUND, master_port=1))]
 
     def move() -> None:
@@ -197,7 +197,7 @@ def test_a_clock_is_compared_but_for_the_time_of_records_on_the_way(
 def waited_s(new_node: NewNode, spec: AgentSpec, *said: object, **config: float) -> float:
     """How long a node that has joined waits for a round when its member has ``said`` this."""
     node = new_node(spec, {**JOINS, NodeJoined: [*said, GIVE_UP]}, **config)
-    if spec.launcher_assigns_rendezvous:
+    if spec.one_launcher_leads:
         settings = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, **config)
         node.post(JoinRendezvous(settings))
     with pytest.raises(LaunchError):
@@ -212,7 +212,7 @@ def test_the_time_for_more_nodes_is_not_part_of_that_for_enough(new_node: NewNod
 
 
 def test_nodes_of_one_launcher_wait_for_those_that_still_import(new_node: NewNode, spec: AgentSpec) -> None:
-    spec = replace(spec, launcher_assigns_rendezvous=True)
+    spec = replace(spec, one_launcher_leads=True)
     assert waited_s(new_node, spec) == float("inf")
     assert waited_s(new_node, spec, attempt=1) == pytest.approx(600, abs=20)
 
@@ -221,7 +221,7 @@ def test_nodes_of_one_launcher_wait_for_those_that_still_import(new_node: NewNod
 def test_the_time_to_join_begins_when_torch_is_imported(
     new_node: NewNode, spec: AgentSpec, launcher_assigns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = slow_node(new_node, replace(spec, launcher_assigns_rendezvous=launcher_assigns), monkeypatch)
+    node = slow_node(new_node, replace(spec, one_launcher_leads=launcher_assigns), monkeypatch)
     with pytest.raises(LaunchError, match="cannot join the other nodes"):
         node.rendezvous.next_round()
     assert node.limit_s == 600.0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.slurm.launcher import NodeWatch
@@ -55,12 +56,11 @@ class Job:
         self.participants = participants_of(
             (least, most), *hosts, rendezvous=rendezvous_config(), attempts=self.attempts, show=show
         )
-        self.watch = watch(launch_config(script="x.py"), self.participants, show)
+        config = launch_config(script="x.py", hosts=tuple(map(Host, hosts)), min_nodes=least, max_nodes=most)
+        self.watch = watch(config, self.participants, show)
         shutdown = SimpleNamespace(in_progress=False, has_killed=False, node_ended=False, fail=self._fail)
         note = lambda kind, text, node: self.said.append(f"event {kind} of node {node}: {text}")  # noqa: E731
-        self.lost = LostNodes(
-            launch_config(script="x.py"), self.participants, self.attempts, shutdown, note, show, list
-        )  # type: ignore[arg-type]
+        self.lost = LostNodes(config, self.participants, self.attempts, shutdown, note, show, list)  # type: ignore[arg-type]
 
     def _fail(self, error: LaunchError) -> None:
         self.said.append(f"error {error.exit_code}: {error.message}")

@@ -23,7 +23,7 @@ from tests.support.fake_agents import participants_of
 from tests.support.members import READY
 
 CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)
-SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
+SPEC = agent_spec(host="node0", one_launcher_leads=True)
 
 
 class FakeClient:

@@ -1,4 +1,4 @@
-"""The page of a run of which every node has a launcher: what it makes of their files, and who makes it."""
+"""The page of a run of which each node has a launcher: what it makes of their files, and who makes it."""
 
 from __future__ import annotations
 

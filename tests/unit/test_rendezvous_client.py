@@ -40,7 +40,7 @@ def told(
     **config: Any,
 ) -> str:
     """What the user reads of a node whose member says this when it has started, and then to its NodeJoined."""
-    spec = agent_spec(host="gpu1", launcher_assigns_rendezvous=one_launcher, node_dir=node_dir)
+    spec = agent_spec(host="gpu1", one_launcher_leads=one_launcher, node_dir=node_dir)
     error = ""
     with nodes() as new_node:
         node = new_node(spec, {MemberSpec: said_first, NodeJoined: said_then}, **config)

@@ -20,10 +20,8 @@ from tests.support.memory_store import MemoryStore
 CONFIG = rendezvous_config(
     node_index=1, port=0, is_server=False, join_timeout_s=1.0, last_call_timeout_s=1.0, silent_after_s=1.0
 )
-BY_LAUNCHER = MemberSpec(
-    rendezvous=CONFIG, node_id="node2 x", run_id="job7", max_restarts=0, launcher_assigns_rendezvous=True
-)
-BY_HAND = replace(BY_LAUNCHER, launcher_assigns_rendezvous=False)
+BY_LAUNCHER = MemberSpec(rendezvous=CONFIG, node_id="node2 x", run_id="job7", max_restarts=0, one_launcher_leads=True)
+BY_HAND = replace(BY_LAUNCHER, one_launcher_leads=False)
 
 
 class SlowStore(MemoryStore):

@@ -1,4 +1,4 @@
-"""A run's folder is private and its own; where every node has a launcher, it is in one that they share."""
+"""A run's folder is private and its own; where each node has a launcher, it is in one that they share."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def tell(spec: AgentSpec, failed: AgentFailed, mailbox: Mailbox[object], send: C
     launcher of all nodes learns it by AgentFailed, and where a node may be missing, another one may still come.
     """
     config = spec.rendezvous
-    if config is None or spec.launcher_assigns_rendezvous or not 1 < config.min_nodes == config.max_nodes:
+    if config is None or spec.one_launcher_leads or not 1 < config.min_nodes == config.max_nodes:
         return
     if failed.exit_code == RENDEZVOUS:
         return

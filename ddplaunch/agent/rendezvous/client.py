@@ -149,7 +149,7 @@ class RendezvousClient:
 
     def connect(self) -> None:
         """Start the member's process, once torch is imported; its output goes into the run folder."""
-        if self.is_server and self._spec.launcher_assigns_rendezvous:
+        if self.is_server and self._spec.one_launcher_leads:
             self._node.outbox.send(EndpointOpen(self.config.token, self._addresses, self._port))
         ours, theirs = socket.socketpair()
         self._channel, self._socket = ours.makefile("wb"), ours
@@ -178,7 +178,7 @@ class RendezvousClient:
             node_id=f"{self._host} {os.urandom(8).hex()}",
             run_id=spec.run_id,
             max_restarts=spec.max_restarts,
-            launcher_assigns_rendezvous=spec.launcher_assigns_rendezvous,
+            one_launcher_leads=spec.one_launcher_leads,
         )
 
     def join(self, local_world_size: int, attempt: int, departs: str, restarts_so_far: int) -> None:
@@ -281,7 +281,7 @@ class RendezvousClient:
             rank = self.config.node_index
             text = f"warning: {self._host} and {ready.rank_holder} have the same --node-rank, {rank}: nodes with an "
             self._node.outbox.send(Notice(f"{text}equal one are numbered in the order of arrival, after the others"))
-        if not self._spec.launcher_assigns_rendezvous:
+        if not self._spec.one_launcher_leads:
             self._node.outbox.send(RunIdAgreed(ready.run_id))
 
     def _route_address(self) -> str:
@@ -308,7 +308,7 @@ class RendezvousClient:
     def _on_lost(self, lost: RendezvousLost) -> None:
         if self.lost_reason is None:
             self.lost_reason = lost.reason
-            if self._spec.launcher_assigns_rendezvous and not self.has_left:
+            if self._spec.one_launcher_leads and not self.has_left:
                 self._node.outbox.send(NeedsRendezvous(self.config.token, lost.reason))
         if lost.refused_hint:
             raise LaunchError(f"{self.endpoint}: {lost.reason}", lost.refused_hint, RENDEZVOUS)
@@ -317,16 +317,15 @@ class RendezvousClient:
 
     def tell_progress(self, text: str) -> None:
         """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""
-        self._node.outbox.send(Notice(text, 1 if self._spec.launcher_assigns_rendezvous else 0))
+        self._node.outbox.send(Notice(text, 1 if self._spec.one_launcher_leads else 0))
 
     def _on_waiting_nodes(self, waiting: WaitingNodes) -> None:
-        """If one launcher has all nodes, the message of one node is enough."""
         self.waiting_nodes = waiting
-        is_alone = not self._spec.launcher_assigns_rendezvous
-        if waiting.missing and (self.is_server or is_alone):
+        each_tells = not self._spec.one_launcher_leads  # Else the message of one node is enough.
+        if waiting.missing and (self.is_server or each_tells):
             missing = plural(waiting.missing, "more node")
             self.tell_progress(f"waiting at {self.endpoint} for {missing}; here: {waiting.hosts}")
-        elif not waiting.missing and waiting.count < self.config.max_nodes and is_alone:
+        elif not waiting.missing and waiting.count < self.config.max_nodes and each_tells:
             here = f"{waiting.count} of up to {plural(self.config.max_nodes, 'node')} are here"
             limit = f"{self.config.last_call_timeout_s:g} s"
             self.tell_progress(f"{here}; the workers start within {limit}, or once all have come")
@@ -386,6 +385,6 @@ class RendezvousClient:
         return LaunchError(
             f"after {timeout_s:g} s only these nodes have joined at {self.endpoint}: {waiting.hosts}; "
             f"{waiting.count + waiting.missing} are needed",
-            _NOT_REACHED if self._spec.launcher_assigns_rendezvous else _NOT_JOINED,
+            _NOT_REACHED if self._spec.one_launcher_leads else _NOT_JOINED,
             RENDEZVOUS,
         )

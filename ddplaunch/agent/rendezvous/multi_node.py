@@ -53,7 +53,7 @@ class MultiNodeRendezvous(Rendezvous):
 
     def __init__(self, node: NodeServices, local_world_size: int) -> None:
         self._node, self._spec = node, node.spec
-        self._launcher_assigns_rendezvous = node.spec.launcher_assigns_rendezvous
+        self._one_launcher_leads = node.spec.one_launcher_leads
         self._local_world_size = local_world_size
         self._next_config = node.spec.rendezvous
         self._client: RendezvousClient | None = None
@@ -82,7 +82,7 @@ class MultiNodeRendezvous(Rendezvous):
     def _over_reason(self) -> str | None:
         """Why this node's rendezvous is over for it: it is lost, or the launcher has assigned another; None if not."""
         client = self._client
-        if self._launcher_assigns_rendezvous and self._next_config and client:
+        if self._one_launcher_leads and self._next_config and client:
             return "the rendezvous has moved"
         if client is None or client.lost_reason is None:
             return None
@@ -133,7 +133,7 @@ class MultiNodeRendezvous(Rendezvous):
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
         client = self._client
-        if self._launcher_assigns_rendezvous or self._is_agreed or not (client and client.ready and client.formed):
+        if self._one_launcher_leads or self._is_agreed or not (client and client.ready and client.formed):
             return spec
         self._is_agreed, ready, formed = True, client.ready, client.formed
         place = f"{spec.host}.{formed.round.node_rank}"
@@ -161,7 +161,7 @@ class MultiNodeRendezvous(Rendezvous):
     def refuse(self, reason: str) -> None:
         """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
         config = self._next_config
-        if config is None or self._launcher_assigns_rendezvous:
+        if config is None or self._one_launcher_leads:
             return
         is_fixed = config.min_nodes == config.max_nodes
         with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
@@ -196,7 +196,7 @@ class MultiNodeRendezvous(Rendezvous):
             return None
         client.connect()
         self._start_clock(client)
-        self._others_import = self._launcher_assigns_rendezvous and not config.attempt
+        self._others_import = self._one_launcher_leads and not config.attempt
         self._wait_for(lambda: client.ready is not None, min(self._join_until, time.monotonic() + limit_s))
         return client
 
@@ -227,7 +227,7 @@ class MultiNodeRendezvous(Rendezvous):
             self._await_others(client)
             hint = _REFUSED_HINT if client.refusal.exit_code == HARDWARE else _ABSENT_HINT
             raise LaunchError(client.refusal.reason, hint, client.refusal.exit_code)
-        if client is None or (self._launcher_assigns_rendezvous and self._is_over):
+        if client is None or (self._one_launcher_leads and self._is_over):
             return
         if self._is_over:
             raise client.unreachable_error()
@@ -246,7 +246,7 @@ class MultiNodeRendezvous(Rendezvous):
         verdict = self._await_verdict(client, result.outcome == "succeeded")
         if verdict is None:
             if not is_stopping and self._over_reason:
-                goes_on = self._launcher_assigns_rendezvous
+                goes_on = self._one_launcher_leads
                 return verdicts.of_lost_rendezvous(result, self._over_reason, goes_on=goes_on)
             if self._node.is_stopping():
                 return verdicts.of_stopped_node(result, self.stop_reason)
@@ -260,13 +260,13 @@ class MultiNodeRendezvous(Rendezvous):
         """The verdict; None if none comes in time. No deadline after a success: other nodes may run for days."""
         limit_s = self._spec.timeouts.shutdown_timeout_s + client.config.silent_after_s + _VERDICT_S
         deadline = NEVER if succeeded else time.monotonic() + limit_s
-        may_stop_early = succeeded or self._launcher_assigns_rendezvous
+        may_stop_early = succeeded or self._one_launcher_leads
 
         def is_over() -> bool:
             return client.verdict is not None or self._is_over
 
         self._node.wait(lambda: is_over() or (may_stop_early and self._node.is_stopping()), deadline)
-        if self._launcher_assigns_rendezvous and self._node.is_stopping():  # The launcher stops all nodes.
+        if self._one_launcher_leads and self._node.is_stopping():  # The launcher stops all nodes.
             self._node.wait(is_over, time.monotonic() + _CLOSE_S)
         return client.verdict
 

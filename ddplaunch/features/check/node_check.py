@@ -81,7 +81,7 @@ def _health(order: InspectNode, read: GpusRead) -> NodeHealth | None:
         return None
     from ddplaunch.features.health.gpu_faults import look
 
-    return look(read, order.log_dir, order.gpus, is_alone=not order.has_peers)
+    return look(read, order.log_dir, order.gpus, has_peers=order.has_peers)
 
 
 def _inspect(addresses: tuple[str, ...], port: int, read: GpusRead, health: NodeHealth | None) -> NodeReport:

@@ -87,7 +87,7 @@ def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
 def _check(config: LaunchConfig) -> None:
     if config.task or config.each_node_has_launcher:
         raise UsageError(
-            "--detach: not where every node has its own launcher",
+            "--detach: not where each node has a launcher",
             "One command can start all nodes: --hosts, or in SLURM without srun. A scheduler's job needs no --detach.",
         )
     if not config.output.keeps_files:

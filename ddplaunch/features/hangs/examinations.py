@@ -222,7 +222,7 @@ class RequestedExaminations(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._folder, self._send, self._number = run.folder, run.send_to_all, _FIRST_NUMBER
-        self._nodes_have_launchers = run.config.each_node_has_launcher
+        self._each_node_has_launcher = run.config.each_node_has_launcher
         self._attempt = -1
         self._attempts: dict[int, int] = {}
         """By node: the attempt of its running workers. One may be in the next before the end of another's is read."""
@@ -274,8 +274,8 @@ class RequestedExaminations(Watch):
     # Examinations.
 
     def _begin(self, now: float) -> None:
-        # Where each node has its own launcher, the first answer says which nodes there are.
-        expected = set() if self._nodes_have_launchers else set(self._running)
+        # Where each node has a launcher, the first answer says which nodes there are.
+        expected = set() if self._each_node_has_launcher else set(self._running)
         self._number += 1
         self._asking, self._waiting = self._waiting, []
         self._examination = Examination(self._number, self._attempt, now + EXAMINATION_S, expected)

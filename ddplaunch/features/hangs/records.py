@@ -188,7 +188,7 @@ class ExamineWorkers(Order):
     Attributes:
         is_requested: by the user, who wants to know what moves now: the agent does not compare with an earlier sample,
             and answers at once if none of these workers runs any more.
-        all_nodes_at: set by the agent where each node has its own launcher, and another node serves the rendezvous:
+        all_nodes_at: set by the agent where each node has a launcher, and another node serves the rendezvous:
             only this node is examined, and only its launcher gets the answer. Endpoint of the rendezvous.
     """
 

@@ -51,7 +51,7 @@ def stacks(request: Request) -> None:
             raise_failures(queries)
         text = "\n  ".join(problems or ["the run has just ended"])
         raise LaunchError(f"--stacks {run_id}: no launcher has examined its workers\n  {text}", "", NODE_NOT_READY)
-    # One that knows all nodes is enough, where each node has its own launcher.
+    # One that knows all nodes is enough, where each node has a launcher.
     whole = [(host, answer) for host, answer in examined if not answer.all_nodes_at]
     shown = whole or examined
     request.show("\n\n".join(_page(host, answer, is_only=len(shown) == 1) for host, answer in shown))

@@ -66,12 +66,12 @@ class HealthPart(Part):
             return True
         report = self._node_health()
         self._node.outbox.send(report)
-        if self._spec.rendezvous:
+        if self._spec.each_node_has_launcher:
             self._to_tell = report.hardware
         wrong = [finding for finding in report.findings if finding.severity == "refuse"]
         if not wrong or self._spec.health != "refuse":
             return True
-        if not self._spec.launcher_assigns_rendezvous:
+        if not self._spec.one_launcher_leads:
             text = f"the hardware is not sound: {findings.refusal(wrong, self._spec.host)}"
             self._node.rendezvous.refuse(text)
             raise LaunchError(text, _REFUSED_HINT, HARDWARE)

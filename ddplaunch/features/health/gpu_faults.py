@@ -270,17 +270,17 @@ def _name(pid: int) -> str:
 # For ``--check``: what a start would find.
 
 
-def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = None, *, is_alone: bool) -> NodeHealth:
+def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = None, *, has_peers: bool) -> NodeHealth:
     """The findings about this node, and about all GPUs that workers could use.
 
     Args:
         read: the health of this machine's GPUs; empty on a machine without any.
         log_dir: value of ``--log-dir``; None: the default folder.
         gpus: value of ``--gpus``; None: those that the environment makes visible.
-        is_alone: no other node could be used. Then a job runs without logs if their folder cannot be written.
+        has_peers: another node could be used. If not, a job runs without logs if their folder cannot be written.
     """
     usable = _usable(read, gpus)
-    found = [*_of_gpus(usable), *_of_folder(_existing(log_dir), is_alone=is_alone)]
+    found = [*_of_gpus(usable), *_of_folder(_existing(log_dir), has_peers=has_peers)]
     return findings.node_health(found, usable.gpus, usable.ports)
 
 
@@ -311,10 +311,10 @@ def _existing(log_dir: str | None) -> str:
     return str(next((path for path in (folder, *folder.parents) if os.path.isdir(path)), folder))
 
 
-def _of_folder(folder: str, *, is_alone: bool) -> list[HealthFinding]:
+def _of_folder(folder: str, *, has_peers: bool) -> list[HealthFinding]:
     if not folder:
         return []
     silent: tuple[HealthFinding, ...] = (log_folder.silent(folder, log_folder.LIMIT_S),)
     probed = begin("folder probe", lambda: log_folder.look(folder), silent)
     found = probed(time.monotonic() + log_folder.LIMIT_S)
-    return [replace(finding, severity="warn") if is_alone else finding for finding in found]
+    return [replace(finding, severity="warn") if not has_peers else finding for finding in found]

@@ -43,8 +43,7 @@ class HealthWatch(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._config, self._is_on = run.config, run.config.health != "off"
-        # Where agents find by themselves that their node must not be used, their launcher has no other.
-        self._refuses, self._replaces = run.config.health == "refuse", run.config.launcher_assigns_rendezvous
+        self._refuses = run.config.health == "refuse"
         self._nodes, self._participants, self._shutdown = run.nodes, run.participants, run.shutdown
         self._show, self._note = run.messages.show, run.note
         self._reports: dict[int, NodeHealth] = {}
@@ -91,11 +90,11 @@ class HealthWatch(Watch):
         self._reports[index] = report
         wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
         self._keep(index, wrong)
-        if wrong and self._replaces:
+        if wrong and self._config.one_launcher_leads:  # Otherwise the agent ends by itself.
             self._refused[index] = findings.refusal(wrong, self._nodes.all[index].host)
             self._decide_by = min(self._decide_by, time.monotonic() + _COLLECT_S)
         self._on_findings(index, [finding for finding in report.findings if finding not in wrong])
-        if self._replaces:  # Else the launcher has one node.
+        if self._config.one_launcher_leads:
             host, participants = self._nodes.all[index].host, self._participants.indices
             self._comparison.on_hardware(index, host, report.hardware, participants)
 

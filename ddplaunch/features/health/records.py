@@ -49,7 +49,7 @@ class NodeHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareOfNode(Report):
-    """Agent to the launcher that watches the job, once, where each node has its own launcher: for the comparison.
+    """Agent to the launcher that watches the job, once, where each node has a launcher: for the comparison.
 
     Attributes:
         attempt: the node's first.

@@ -40,7 +40,7 @@ _MAX_RUN_S = 30 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class _Run:
-    """A run folder, and the folders of its launchers: itself, or those in it if every node has a launcher."""
+    """A run folder, and the folders of its launchers: itself, or those in it if each node has a launcher."""
 
     folder: Path
     launchers: tuple[Path, ...]

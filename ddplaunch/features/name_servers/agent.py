@@ -93,7 +93,7 @@ class NameServersPart(Part):
             f"`{network.mapped(address)} {name}` to /etc/hosts on every node; until then workers wait 1 s for a name "
             "server (RES_OPTIONS)"
         )
-        return Notice(text, 1 if node_rank and spec.launcher_assigns_rendezvous else 0)
+        return Notice(text, 1 if node_rank and spec.one_launcher_leads else 0)
 
 
 part = NameServersPart

@@ -34,7 +34,7 @@ _KILLED_S = 2.0
 class OnExit(Watch):
     """Runs the command when all else has ended.
 
-    Where every node has a launcher, only that of node rank 0 runs it, and every one if no ranks were given.
+    Where each node has a launcher, only that of node rank 0 runs it, and every one if no ranks were given.
     """
 
     def __init__(self, run: RunServices) -> None:

@@ -85,7 +85,7 @@ def _folder(run_id: str, log_dir: str | None) -> Path:
 def main() -> None:
     """Make the page of the run folder that is the argument, when a byte comes on stdin; load the modules before.
 
-    Where every node has a launcher, each makes the page of its node, and one of them that of the whole run, too. An
+    Where each node has a launcher, each makes the page of its node, and one of them that of the whole run, too. An
     error of the disk ends with 1. At the end of stdin the launcher has gone: nothing is made.
     """
     os.nice(19)

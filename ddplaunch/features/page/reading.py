@@ -1,4 +1,4 @@
-"""Reads a run: the files of its folder, or, where every node has a launcher, of the folders of all as one run.
+"""Reads a run: the files of its folder, or, where each node has a launcher, of the folders of all as one run.
 
 What is missing or damaged becomes a sentence. Never raises for the content of a file.
 """
@@ -76,7 +76,7 @@ def read(folder: Path) -> RunFiles:
         others = _ranks_without_events(files.events)
         run_id = line(files.started.run_id or folder.parent.name, 128)
         files.notes.append(
-            f"Every node has its own launcher: this page is about one{f', others have {others}' if others else ''}. "
+            f"Each node has a launcher: this page is about one{f', others have {others}' if others else ''}. "
             f"ddplaunch --page {run_id} makes one of all nodes whose folders are on this file system."
         )
     return files

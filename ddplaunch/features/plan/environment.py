@@ -88,7 +88,7 @@ def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: i
 
 def _interfaces(config: LaunchConfig) -> dict[str, str]:
     """The variables that ``MultiNodeRendezvous.worker_environ`` sets on a node."""
-    if config.dry_run or not (config.launcher_assigns_rendezvous or config.each_node_has_launcher):
+    if config.dry_run or not config.has_peers:
         return {}
     name = "<the interface between the nodes>" if config.local_addr or not config.interface else config.interface
     is_selected = config.interface or config.local_addr
@@ -115,9 +115,9 @@ def _round(
 
 
 def _master_addr(config: LaunchConfig, spec: AgentSpec) -> str:
-    if config.dry_run and config.launcher_assigns_rendezvous:
+    if config.dry_run and config.one_launcher_leads:
         return "127.0.0.1"
-    if config.each_node_has_launcher or config.launcher_assigns_rendezvous:
+    if config.has_peers:
         return "<address of the first node>"
     return spec.master_addr or "127.0.0.1"
 

@@ -74,7 +74,7 @@ def of_launcher(pid: int) -> Iterator[tuple[Path, RunFacts]]:
 
 
 def of_launchers(run: Path) -> tuple[Path, ...]:
-    """The folders of a run's launchers: ``run`` itself, or those in it if every node has a launcher.
+    """The folders of a run's launchers: ``run`` itself, or those in it if each node has a launcher.
 
     Empty if ``run`` is no run folder. Does not raise.
     """

@@ -39,11 +39,10 @@ class NodeWatch(Watch):
     """Asks SLURM about the nodes of the run, and tells the coordinator which ones leave after the attempt."""
 
     def __init__(self, run: RunServices) -> None:
-        config = run.config
-        self._is_alone = config.each_node_has_launcher
-        asks = config.slurm_job and (self._is_alone or config.launcher_assigns_rendezvous) and not config.dry_run
+        self._config = config = run.config
+        asks = config.slurm_job and config.has_peers and not config.dry_run
         self._is_on = bool(asks and shutil.which("scontrol"))
-        count, own = (_number(f"SLURM_{name}") if self._is_alone else 0 for name in ("NTASKS", "PROCID"))
+        count, own = (_number(f"SLURM_{name}") if config.each_node_has_launcher else 0 for name in ("NTASKS", "PROCID"))
         self._period_s, self._first_s = max(INTERVAL_S, count / _MAX_RATE), own / _MAX_RATE
         self._nodes, self._participants = run.nodes, run.participants
         self._post, self._show = run.post, run.messages.show
@@ -62,8 +61,8 @@ class NodeWatch(Watch):
                 self._tell()
         elif isinstance(event, AttemptEnded):
             self._running.discard(index)
-        begins = isinstance(event, AttemptStarted) or (self._is_alone and isinstance(event, RunIdAgreed))
-        if self._is_on and self._ask_at == NEVER and begins:
+        begins = AttemptStarted | RunIdAgreed if self._config.each_node_has_launcher else AttemptStarted
+        if self._is_on and self._ask_at == NEVER and isinstance(event, begins):
             self._ask_at = time.monotonic() + self._first_s
 
     def run_due(self, now: float) -> float:
@@ -90,7 +89,7 @@ class NodeWatch(Watch):
 
     def _tell(self) -> None:
         leaving = self._leaving
-        if self._is_alone:
+        if self._config.each_node_has_launcher:
             self._on_own("; ".join(leaving[name] for name in matching(leaving, self._hosts).values()))
             return
         self._participants.pass_over(matching(leaving, self._nodes.hosts))
@@ -110,7 +109,9 @@ class NodeWatch(Watch):
     @property
     def _hosts(self) -> Sequence[str]:
         """The nodes about which this launcher asks, spares included."""
-        return (os.environ.get("SLURMD_NODENAME", self._nodes.hosts[0]),) if self._is_alone else self._nodes.hosts
+        if self._config.each_node_has_launcher:
+            return (os.environ.get("SLURMD_NODENAME", self._nodes.hosts[0]),)
+        return self._nodes.hosts
 
     def _on_own(self, reason: str) -> None:
         """Tell this node's agent, which tells the coordinator when it joins the next round."""
@@ -124,7 +125,7 @@ class NodeWatch(Watch):
 
     def _announce(self, reasons: Sequence[tuple[Node, str]]) -> Mapping[int, str]:
         """Tell the coordinator which of these nodes depart: as many as the run can do without. Returns them."""
-        if not self._participants.assigns_rendezvous:
+        if not self._config.one_launcher_leads:
             return {}
         free = reasons[: self._participants.dispensable]
         departing = {node.index: reason for node, reason in free if node.index in self._running}
