@@ -7,6 +7,7 @@ agent's start-up takes longest.
 from __future__ import annotations
 
 import contextlib
+import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,15 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.agent_process import AgentProcess
+
+_NEVER_FULL = 1 << 30
+"""So many collections of young objects do not come before the end of a run."""
 
 
 def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = False) -> RunResult:
@@ -80,8 +85,9 @@ def run(
     from ddplaunch.system.limits import NO_ROOM_HINT
 
     mailbox: Mailbox[object] = Mailbox()
+    collections = without_full_collections() if ends_process else contextlib.nullcontext()
     posted = (*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP")
-    with signals.post_signals(posted, mailbox.post, ends_process=ends_process):
+    with collections, signals.post_signals(posted, mailbox.post, ends_process=ends_process):
         is_detached, warning = folder is not None, None
         if folder is None:
             folder, warning = setup.create_run_folder(config, run_id)
@@ -99,3 +105,18 @@ def run(
             except OSError as error:  # Too many open files: what this run needs is imported now.
                 raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
             return job.run()
+
+
+@contextlib.contextmanager
+def without_full_collections() -> Iterator[None]:
+    """In the ``with`` block Python looks for garbage in circles among young objects only.
+
+    A full collection stops all threads, also that of the pings: for a tenth of a second and more when hundreds of nodes
+    have sent what they know of a hang. Records are in no circles; the objects of another program's process may be.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*before[:2], _NEVER_FULL)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -146,8 +146,10 @@ class Pings:
     # In the thread.
 
     def _run(self) -> None:
-        while not self._closed.wait(INTERVAL_S):
+        due = time.monotonic() + INTERVAL_S
+        while not self._closed.wait(due - time.monotonic()):
             self.beat()
+            due = max(due + INTERVAL_S, time.monotonic())
 
     def beat(self) -> None:
         """Ping all nodes once, unless the pings pause. Any thread."""

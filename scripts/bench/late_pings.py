@@ -36,7 +36,7 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.launcher import run, setup
+from ddplaunch.launcher import launch, run, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
@@ -303,9 +303,11 @@ def measure(count: int) -> list[tuple[str, float, float]]:
             script="train.py", hosts=hosts, min_nodes=count, max_nodes=count, workers=workers, output=output,
             max_restarts=1,
         )  # fmt: skip
-        with contextlib.closing(
-            Console(setup.console_style(config, folder, null.fileno()), null.fileno(), null.fileno())
-        ) as console:
+        style = setup.console_style(config, folder, null.fileno())
+        with (
+            launch.without_full_collections(),
+            contextlib.closing(Console(style, null.fileno(), null.fileno())) as console,
+        ):
             result = run.Run(config, "pings", "pings", None, mailbox, folder, console).run()
         assert len(result.attempts) == 2, result
         return rows(dict(began), transport.handles, mailbox.busy)

@@ -93,6 +93,30 @@ def test_pings_are_sent_by_a_thread_whatever_the_main_thread_does(monkeypatch: p
     assert [len(node.handle.sent) for node in watch.nodes] == counts
 
 
+def test_pings_follow_one_another_in_a_second_however_long_it_takes_to_send_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    now, beats = 0.0, list[float]()
+
+    def beat(_pings: Pings) -> None:
+        nonlocal now
+        beats.append(now)
+        now += 0.3 if len(beats) < 3 else 2.5 if len(beats) == 3 else 0.0
+
+    def wait(timeout_s: float) -> bool:
+        nonlocal now
+        now += max(0.0, timeout_s)
+        return len(beats) == 6
+
+    watch = Watch()
+    monkeypatch.setattr(Pings, "beat", beat)
+    monkeypatch.setattr(pings, "time", SimpleNamespace(monotonic=lambda: now))
+    watch.pings._closed = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+    watch.pings._run()
+    assert beats == [1.0, 2.0, 3.0, 5.5, 6.5, 7.5]  # A machine that was suspended makes up for no pings.
+
+
 @pytest.mark.usefixtures("no_threads")
 def test_a_launcher_without_room_for_the_thread_says_so() -> None:
     with pytest.raises(LaunchError, match="cannot ping its nodes: can't start new thread"):

@@ -7,6 +7,7 @@ beside the main thread, which would keep the user's Ctrl-C waiting.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.launcher import pings, setup
+from ddplaunch.launcher import launch, pings, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.run import Run
@@ -186,3 +187,19 @@ def test_all_nodes_are_pinged_while_the_launcher_is_busy(
             result = Run(config, "r1", "r1", None, script, tmp_path, console).run()
     assert [len(attempt.exits) for attempt in result.attempts] == [NODES, NODES]
     assert calls == [name] * times
+
+
+@pytest.mark.parametrize("is_command", [True, False])
+def test_the_records_of_a_large_run_are_not_searched_for_garbage_again_and_again(is_command: bool) -> None:
+    """Such a search stops all threads. In another program's process, whose garbage we do not know, it goes on."""
+    before, full = gc.get_threshold(), list[str]()
+    look = lambda phase, info: full.append(phase) if info["generation"] == 2 else None  # noqa: E731
+    gc.callbacks.append(look)
+    try:
+        with launch.without_full_collections() if is_command else contextlib.nullcontext():
+            kept = [[number] for number in range(300_000)]
+    finally:
+        gc.callbacks.remove(look)
+    assert len(kept) == 300_000
+    assert bool(full) != is_command
+    assert gc.get_threshold() == before
