@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
@@ -51,6 +52,14 @@ def read(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def age_s(pid: int | str) -> float:
+    """Seconds since the start of a process, to a hundredth; 0 if it is gone. ``pid`` may be "self"."""
+    fields = stat(pid)
+    if not fields:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[STARTED]) / os.sysconf("SC_CLK_TCK")
 
 
 def is_ending(pid: int) -> bool:

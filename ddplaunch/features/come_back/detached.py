@@ -39,9 +39,6 @@ _RETURN_S, _LOOK_S = 0.7, 0.2
 _READY_S, _SLOW_S, _POLL_S = 3.0, 10.0, 0.05
 """On a slow machine it waits so long for the agent's look at the script and the GPUs, and for the run's first file."""
 
-_START_TIME = 19
-"""Position of the start in ``procfs.stat``: clock ticks since the boot."""
-
 _SHOWN_BYTES = 1 << 16
 
 _SETTINGS = ("etc", "run", "usr/local/lib", "usr/lib")
@@ -137,7 +134,7 @@ def _after_start(
     report: Callable[[str], None],
 ) -> int:
     try:
-        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - _age_s()), folder, is_local=config.is_local)
+        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - procfs.age_s("self")), folder, is_local=config.is_local)
     except KeyboardInterrupt:  # It has not returned yet: Ctrl-C is meant for the run.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -208,13 +205,6 @@ def _has_begun(folder: Path, passed_s: float, *, is_local: bool) -> bool:
     if not os.path.exists(folder / run_folder.RUN):
         return passed_s > _SLOW_S
     return not is_local or passed_s > _READY_S or b'"agent_ready"' in procfs.read(str(folder / run_json.EVENTS))
-
-
-def _age_s() -> float:
-    """Seconds since the start of this process; 0 if that is unknown."""
-    fields = procfs.stat("self")
-    started_s = int(fields[_START_TIME]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s if started_s else 0.0
 
 
 def _end_of(path: Path) -> bytes:

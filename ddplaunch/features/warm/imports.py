@@ -92,7 +92,7 @@ class Imports:
     missing: set[str] = field(default_factory=lambda: {*_AT_START})
     folder_readers: set[str] = field(default_factory=set)
     files: dict[str, str] = field(default_factory=dict)
-    since: float = field(default_factory=lambda: _started_s())
+    since: float = field(default_factory=lambda: time.time() - procfs.age_s("self"))
 
     def run(self, modules: Iterable[str], required: Iterable[str]) -> str:
         """Import ``modules``, in order. Returns why this process cannot be a keeper; empty if it can."""
@@ -213,13 +213,6 @@ def _mapped_files() -> Iterator[str]:
     for line in os.fsdecode(procfs.read("/proc/self/maps")).splitlines():
         if match := re.search(r" [1-9][0-9]* +(/.*)$", line):  # The file's number; 0 for memory without a file.
             yield match[1]
-
-
-def _started_s() -> float:
-    """When this process was started, in seconds since 1970."""
-    fields = procfs.stat("self")
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[procfs.STARTED]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
 
 
 # What imports ask for: environment variables, modules that do not exist, the working directory.
