@@ -24,7 +24,6 @@ from ddplaunch.features.check.queries import (
     ConnectResults,
     ConnectToNodes,
     InspectNode,
-    ListeningNode,
     NetworkRates,
     NodeReport,
 )
@@ -243,17 +242,16 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
 def _connect(queries: Queries) -> None:
     """Have every usable node connect to the first one, and to some that follow it."""
     usable = [node for node in queries.nodes if not node.failure]
-    reports = [node.answers[NodeReport] for node in usable]
-    listening = [
-        ListeningNode(node.name, report.addresses, report.port) for node, report in zip(usable, reports, strict=True)
-    ]
-    peers: dict[str, tuple[ListeningNode, ...]] = {}
-    for position, node in enumerate(usable):
-        following = (listening[(position + step) % len(listening)] for step in range(1, _MAX_PEERS + 1))
-        by_host = {peer.host: peer for peer in (listening[0], *following) if peer.host != node.name}
-        peers[node.name] = tuple(by_host.values())
-    connecting = [node for node in usable if peers[node.name]]
-    queries.ask(connecting, lambda node: ConnectToNodes(peers[node.name]), ConnectResults)
+    reports = {node.name: node.answers[NodeReport] for node in usable}
+    names = list(reports)
+
+    def peers(node: QueriedNode) -> ConnectToNodes:
+        position = names.index(node.name)
+        following = (names[(position + step) % len(names)] for step in range(1, _MAX_PEERS + 1))
+        others = [name for name in (names[0], *following) if name != node.name]
+        return ConnectToNodes({name: (reports[name].addresses, reports[name].port) for name in others})
+
+    queries.ask(usable if len(names) > 1 else (), peers, ConnectResults)
 
 
 def _checked(node: QueriedNode) -> CheckedNode:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddplaunch.agent.launcher_channel import Outbox
-    from ddplaunch.features.check.queries import InspectNode, ListeningNode
+    from ddplaunch.features.check.queries import InspectNode
     from ddplaunch.features.gpus.records import GpusRead
     from ddplaunch.features.health.records import NodeHealth
 
@@ -158,19 +158,20 @@ def _accept(listener: socket.socket) -> None:
 def _connect_all(query: ConnectToNodes) -> ConnectResults:
     deadline = time.monotonic() + _ALL_CONNECTS_S
     with ThreadPoolExecutor(_MAX_CONNECTS) as pool:
-        errors = pool.map(partial(_connect, deadline), query.nodes)
+        errors = pool.map(partial(_connect, deadline), query.nodes.values())
         return ConnectResults(
-            tuple((node.host, quote(error)) for node, error in zip(query.nodes, errors, strict=True) if error)
+            tuple((host, quote(error)) for host, error in zip(query.nodes, errors, strict=True) if error)
         )
 
 
-def _connect(deadline: float, node: ListeningNode) -> str:
+def _connect(deadline: float, node: tuple[tuple[str, ...], int]) -> str:
     """The reason why no address of the node accepts a connection; empty if one does."""
+    addresses, port = node
     errors: dict[str, None] = {}
-    for address in node.addresses:
+    for address in addresses:
         timeout_s = min(_CONNECT_S, deadline - time.monotonic())
         try:
-            socket.create_connection((address, node.port), max(0.1, timeout_s)).close()
+            socket.create_connection((address, port), max(0.1, timeout_s)).close()
         except OSError as error:
             errors[str(error.strerror or error)] = None
         else:

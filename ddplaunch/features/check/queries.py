@@ -71,19 +71,13 @@ class NodeReport:
 
 
 @dataclass(frozen=True)
-class ListeningNode:
-    """A node that listens at ``port`` of each of ``addresses``."""
-
-    host: str
-    addresses: tuple[str, ...]
-    port: Port
-
-
-@dataclass(frozen=True)
 class ConnectToNodes:
-    """Launcher to agent: connect to each of ``nodes``; answered by ConnectResults."""
+    """Launcher to agent: connect to each of ``nodes``, by host the addresses and the port at which it listens.
 
-    nodes: tuple[ListeningNode, ...]
+    Answered by ConnectResults.
+    """
+
+    nodes: dict[str, tuple[tuple[str, ...], Port]]
 
 
 @dataclass(frozen=True)
