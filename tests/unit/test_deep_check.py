@@ -12,7 +12,7 @@ from ddplaunch.config import HealthPolicy
 from ddplaunch.errors import CHECK_WARNED, HARDWARE
 from ddplaunch.features.check import check, deep_check
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.features.check.queries import GpuRates, NodeGpuRates
+from ddplaunch.features.check.queries import GpuRates, NetworkRates, NodeGpuRates
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import HealthFinding
@@ -44,7 +44,8 @@ def test_a_node_that_a_start_refuses_has_the_code_of_such_a_start(
 ) -> None:
     report = replace(LOOK, health=NodeHealth(findings=(REMAP,)))
     monkeypatch.setattr(check, "_inspect", lambda _config: ([CheckedNode(host="gpu1", report=report)], []))
-    monkeypatch.setattr(check, "_measure", lambda _config, _nodes: (None, None))
+    rates = NetworkRates(nccl=("",), pairs=(0.0,), backend="gloo", all_reduce=0.0)
+    monkeypatch.setattr(check, "_network_rates", lambda _config, _nodes: rates)
     shown: list[str] = []
     assert check.check(asked("", shown.append, config=LaunchConfig(script="x.py", health=policy))) == code
     assert "warning: gpu1: GPU 1: a row of its memory could not be remapped" in shown

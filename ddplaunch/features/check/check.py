@@ -25,6 +25,7 @@ from ddplaunch.features.check.queries import (
     ConnectToNodes,
     InspectNode,
     NetworkRates,
+    NodeGpuRates,
     NodeReport,
 )
 from ddplaunch.features.runs.asked_nodes import Queries
@@ -38,10 +39,9 @@ from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.failures import failures_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.features.check.queries import NodeGpuRates
     from ddplaunch.features.runs.asked_nodes import QueriedNode
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.failures import HostFailure
@@ -73,11 +73,18 @@ def check(request: Request) -> int:
             report(str(notice))
     report(f"checking {quote(fold(setup.node_names(config)))}")
     nodes, failures = _inspect(config)
-    rates, error = _measure(config, nodes)
-    if rates:
-        by_node = zip(nodes, rates.nccl, rates.pairs, strict=True)
-        nodes = [replace(node, nccl=nccl, bytes_per_s=rate) for node, nccl, rate in by_node]
-    gpu_rates, error = _measure_gpus(config, nodes, report) if request.options["deep"] and rates else ([], error)
+    rates, gpu_rates, error = None, list[tuple[str, NodeGpuRates]](), None
+    try:
+        if nodes:
+            rates = _network_rates(config, nodes)
+            by_node = zip(nodes, rates.nccl, rates.pairs, strict=True)
+            nodes = [replace(node, nccl=nccl, bytes_per_s=rate) for node, nccl, rate in by_node]
+            if request.options["deep"]:
+                report("measuring the GPUs: matrix products, memory, and transfers between them")
+                _, lines = _run(_job(config, nodes, "worker_gpus"), GPU_RATES.encode())
+                gpu_rates = deep_check.of_nodes([node.host for node in nodes], lines)
+    except LaunchError as problem:
+        error = problem
     refused = page.refused(nodes) if config.health == "refuse" else []
     problems = [*page.problems(nodes), *deep_check.problems(gpu_rates)]
     if nodes:
@@ -115,49 +122,26 @@ def _raise_failures(failures: Sequence[HostFailure], error: LaunchError | None) 
         raise error
 
 
-def _measure(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> tuple[NetworkRates | None, LaunchError | None]:
-    """Results of the job on the usable nodes, or the error that prevented them."""
-    failed = page.unreachable(nodes)
-    if failed:
-        lines = "\n".join(f"  {line}" for line in failed)
-        return None, LaunchError(f"nodes cannot connect to each other\n{lines}", _CONNECT_HINT, RENDEZVOUS)
-    if not nodes:
-        return None, None
-    try:
-        return _measured(_job(config, nodes, "worker_network")), None
-    except LaunchError as error:
-        return None, error
-
-
-def _measure_gpus(
-    config: LaunchConfig, nodes: Sequence[CheckedNode], report: Callable[[str], None]
-) -> tuple[list[tuple[str, NodeGpuRates]], LaunchError | None]:
-    """The rates of the GPUs of all nodes, or the error that prevented their measurement."""
-    report("measuring the GPUs: matrix products, memory, and transfers between them")
-    try:
-        _, lines = _run(_job(config, nodes, "worker_gpus"), GPU_RATES.encode())
-        return deep_check.of_nodes([node.host for node in nodes], lines), None
-    except LaunchError as error:
-        return [], error
-
-
-def _measured(job: LaunchConfig) -> NetworkRates:
-    """Run the job and read the results that rank 0 printed.
+def _network_rates(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> NetworkRates:
+    """Run the job that measures the network of the usable nodes, and read the results that rank 0 printed.
 
     Raises:
-        LaunchError: the job failed, or the user stopped it.
+        LaunchError: the nodes cannot connect to each other, the job failed, or the user stopped it.
     """
-    result, lines = _run(job, NETWORK_RATES.encode())
-    if result.exit_code or not lines:
-        if job.max_nodes > 1:
-            raise LaunchError(
-                "the test job failed, although the agents can connect; the failure page above has the reason",
-                _CONNECT_HINT,
-                RENDEZVOUS,
-            )
-        raise LaunchError("a worker that only uses torch fails on this node", "", NODE_NOT_READY)
-    rates: NetworkRates = wire.decode(lines[0], (NetworkRates,))
-    return rates
+    if failed := page.unreachable(nodes):
+        lines = "\n".join(f"  {line}" for line in failed)
+        raise LaunchError(f"nodes cannot connect to each other\n{lines}", _CONNECT_HINT, RENDEZVOUS)
+    result, printed = _run(_job(config, nodes, "worker_network"), NETWORK_RATES.encode())
+    if not result.exit_code and printed:
+        rates: NetworkRates = wire.decode(printed[0], (NetworkRates,))
+        return rates
+    if len(nodes) > 1:
+        raise LaunchError(
+            "the test job failed, although the agents can connect; the failure page above has the reason",
+            _CONNECT_HINT,
+            RENDEZVOUS,
+        )
+    raise LaunchError("a worker that only uses torch fails on this node", "", NODE_NOT_READY)
 
 
 # A module of ddplaunch in a real job with one worker per node.
