@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 _UNITS = ((30, "GB"), (20, "MB"), (10, "kB"))
 
@@ -143,6 +146,14 @@ def elapsed(duration_s: float) -> str:
 def is_device_id(text: str) -> bool:
     """Whether ``text`` can be the index or UUID of a GPU."""
     return bool(re.fullmatch(DEVICE_ID, text))
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
+    """The values of each key, both in the order in which they come: what is alike is told in one line."""
+    groups: dict[_Key, list[_Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def median(numbers: Iterable[float]) -> float:

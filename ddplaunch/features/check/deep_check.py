@@ -5,13 +5,12 @@ Pure; runs in the launcher. A real job with one worker per node measures them, s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.check.queries import NodeGpuRates
 from ddplaunch.protocol import wire
-from ddplaunch.text import median, quote, table
+from ddplaunch.text import grouped, median, quote, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -53,9 +52,7 @@ def _decoded(line: bytes) -> NodeGpuRates | None:
 
 def rates_table(nodes: Sequence[tuple[str, NodeGpuRates]]) -> str:
     """One line for all GPUs of one name; ``nodes`` are pairs of a host and its rates. Empty without GPUs."""
-    by_name: defaultdict[str, list[tuple[str, GpuRates]]] = defaultdict(list)
-    for host, gpu in _gpus(nodes):
-        by_name[gpu.name].append((host, gpu))
+    by_name = grouped((gpu.name, (host, gpu)) for host, gpu in _gpus(nodes))
     rows = [
         (
             f"{len(found)} x {name or 'unknown'}",
@@ -86,11 +83,12 @@ def _outliers(gpus: Iterable[tuple[str, GpuRates]]) -> list[tuple[str, GpuRates,
     A rate of 0 was not measured: it is neither judged nor counted.
     """
     given = list(gpus)
-    rates: defaultdict[tuple[str, Measured], list[float]] = defaultdict(list)
-    for _, gpu in given:
-        for measured in _NAMES:
-            if rate := getattr(gpu, measured):
-                rates[gpu.name, measured].append(rate)
+    rates = grouped(
+        ((gpu.name, measured), getattr(gpu, measured))
+        for _, gpu in given
+        for measured in _NAMES
+        if getattr(gpu, measured)
+    )
     usual = {key: (median(values), len(values)) for key, values in rates.items()}
     return [
         (host, gpu, measured, *usual[gpu.name, measured])

@@ -14,7 +14,7 @@ from ddplaunch.features.check.queries import NodeReport
 from ddplaunch.features.health import findings
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
-from ddplaunch.text import median, plural, size, table
+from ddplaunch.text import grouped, median, plural, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,9 +47,7 @@ class CheckedNode:
 
 def node_table(nodes: Sequence[CheckedNode]) -> str:
     """One line for all nodes with equal results; a column of versions only where a node has one."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for node in nodes:
-        groups.setdefault(_row(node), []).append(node.host)
+    groups = grouped((_row(node), node.host) for node in nodes)
     rows = [_HEAD, *((fold(hosts), *row) for row, hosts in groups.items())]
     columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
     return "\n".join(table(list(zip(*columns, strict=True))))
@@ -116,13 +114,11 @@ def _bits(bytes_per_s: float) -> str:
 
 def unreachable(nodes: Sequence[CheckedNode]) -> list[str]:
     """Failed connections: one line for all nodes that cannot connect to certain hosts for one reason."""
-    lines: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        hosts_by_reason: dict[str, list[str]] = {}
-        for host, reason in node.unreachable:
-            hosts_by_reason.setdefault(reason, []).append(host)
-        for reason, hosts in hosts_by_reason.items():
-            lines.setdefault((_named(hosts, nodes), reason), []).append(node.host)
+    lines = grouped(
+        ((_named(hosts, nodes), reason), node.host)
+        for node in nodes
+        for reason, hosts in grouped((reason, host) for host, reason in node.unreachable).items()
+    )
     return [f"{fold(hosts)} cannot connect to {others}: {reason}" for (others, reason), hosts in lines.items()]
 
 
@@ -135,15 +131,9 @@ def _named(hosts: Sequence[str], nodes: Sequence[CheckedNode]) -> str:
 
 def problems(nodes: Sequence[CheckedNode]) -> list[str]:
     """Problems that would make a job fail or slow, with remedies; one line for all nodes with a problem."""
-    found = [(node, text) for node in nodes for text in _node_problems(node)]
-    return [*_by_problem(iter(found)), *_differences(nodes), *_hardware_differences(nodes), *_slow_links(nodes)]
-
-
-def _by_problem(found: Iterator[tuple[CheckedNode, str]]) -> list[str]:
-    hosts: dict[str, list[str]] = {}
-    for node, text in found:
-        hosts.setdefault(text, []).append(node.host)
-    return [f"{fold(names)}: {text}" for text, names in hosts.items()]
+    hosts = grouped((text, node.host) for node in nodes for text in _node_problems(node))
+    of_nodes = [f"{fold(names)}: {text}" for text, names in hosts.items()]
+    return [*of_nodes, *_differences(nodes), *_hardware_differences(nodes), *_slow_links(nodes)]
 
 
 def _node_problems(node: CheckedNode) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page.lowered_clocks import sentence
 from ddplaunch.features.page.story import RankBar, Span
 from ddplaunch.features.page.usage import Point, middles
-from ddplaunch.text import duration, fold_ints, plural
+from ddplaunch.text import duration, fold_ints, grouped, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,11 +202,12 @@ def _groups(story: Story) -> list[list[str]]:
     if len(story.nodes) <= _MAX_SEPARATE:
         return [[host] for host in story.nodes]
     special = {moment.where.partition(" ")[0] for moment in story.moments if moment.mark and moment.where}
-    groups: dict[object, list[str]] = {}
-    for host, bars in story.nodes.items():
-        did = tuple(sorted({(bar.attempt, bar.end) for bar in bars}))
+
+    def key(host: str, bars: list[RankBar]) -> object:
         is_alone = host in special or any(bar.end == "failed" for bar in bars)
-        groups.setdefault(host if is_alone else did, []).append(host)
+        return host if is_alone else tuple(sorted({(bar.attempt, bar.end) for bar in bars}))
+
+    groups = grouped((key(host, bars), host) for host, bars in story.nodes.items())
     return sorted(groups.values(), key=lambda hosts: len(hosts) > 1)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.failure_page import failure_line, how
 from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.system.files.run_folder import FAILURE_PAGE
-from ddplaunch.text import clock, duration, fold_ints
+from ddplaunch.text import clock, duration, fold_ints, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -182,12 +183,13 @@ def health(report: RunResult) -> Table:
 
 def hosts(report: RunResult) -> Table:
     """The nodes; those that are alike share a row."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for each in report.hosts:
-        names = dict.fromkeys(each.gpus)
-        models = ", ".join(f"{each.gpus.count(model)} x {line(model, 64) or 'GPU'}" for model in names)
-        key = (str(each.workers), str(each.cpus or "?"), models or "none")
-        alike.setdefault(key, []).append(line(each.host, 64))
+    alike = grouped(
+        ((str(each.workers), str(each.cpus or "?"), _models(each.gpus)), line(each.host, 64)) for each in report.hosts
+    )
     rows = [(fold(names), str(len(names)), *key) for key, names in alike.items()]
     head = ("hosts", "nodes", "workers each", "CPUs each", "GPUs each")
     return Table(head, rows[:_MAX_ROWS], frozenset({1, 2, 3}), max(0, len(rows) - _MAX_ROWS))
+
+
+def _models(gpus: Sequence[str]) -> str:
+    return ", ".join(f"{count} x {line(model, 64) or 'GPU'}" for model, count in Counter(gpus).items()) or "none"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page.reading import line
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import duration, fold_ints
+from ddplaunch.text import duration, fold_ints, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,9 +69,7 @@ def by_reason(nodes: Sequence[tuple[str, list[int], NodeClocks]], steps: int) ->
 
 def sentence(each: Lowered, whole: Span) -> str:
     """``GPU 3 of gpu1, from +2 min to +1 h``."""
-    alike: dict[str, list[str]] = {}
-    for host, indices in each.gpus.items():
-        alike.setdefault(f"GPU{'s' if len(indices) > 1 else ''} {fold_ints(indices)}", []).append(host)
+    alike = grouped((f"GPU{'s' if len(gpus) > 1 else ''} {fold_ints(gpus)}", host) for host, gpus in each.gpus.items())
     groups = [f"{gpus} of {fold(hosts)}" for gpus, hosts in alike.items()]
     more = f"; {len(groups) - _MAX_NAMED} more groups" if len(groups) > _MAX_NAMED else ""
     start, end = (f"+{duration(max(0.0, time_s - whole.start))}" for time_s in (each.first_s, each.last_s))

@@ -22,7 +22,7 @@ from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.system import run_tags
-from ddplaunch.text import KEEPER_ID, elapsed, plural, table
+from ddplaunch.text import KEEPER_ID, elapsed, grouped, plural, table
 from ddplaunch.transport.failures import failures_table
 
 if TYPE_CHECKING:
@@ -181,11 +181,12 @@ def raise_failures(queries: Queries) -> None:
 def run_table(found: Mapping[str, RunsFound]) -> str:
     """One line per run, two if an earlier run of the id left processes; ``found`` is by host."""
     alive = {run.run_tag for runs in found.values() for run in runs.runs if run.launcher_alive}
-    groups: dict[tuple[str, str], list[tuple[str, RunOnHost]]] = {}
-    for host, runs in found.items():
-        for run in runs.runs:
-            state = "kept" if run.run_tag == KEEPER_ID else "running" if run.run_tag in alive else "left over"
-            groups.setdefault((run.run_id, state), []).append((host, run))
+
+    def key(run: RunOnHost) -> tuple[str, str]:
+        state = "kept" if run.run_tag == KEEPER_ID else "running" if run.run_tag in alive else "left over"
+        return run.run_id, state
+
+    groups = grouped((key(run), (host, run)) for host, runs in found.items() for run in runs.runs)
     return "\n".join(table([_HEAD, *(_row(*key, groups[key]) for key in sorted(groups))]))
 
 
@@ -223,21 +224,19 @@ def ended(run_id: str, before: Mapping[str, RunsFound], unkillable: Mapping[str,
 
     ``before`` holds what was found, ``unkillable`` the pids that could not be ended, both by host.
     """
-    hosts: dict[str, list[str]] = {}
-    for host, pids in unkillable.items():
-        runs = of_run(run_id, before[host])
-        text = f"ended {counted(runs)}" if runs else ""
+
+    def result(runs: Sequence[RunOnHost], pids: tuple[int, ...]) -> str:
         if pids:
-            text = f"had {counted(runs)}; pids {_listed(pids)} could not be ended"
-        hosts.setdefault(text, []).append(host)
+            return f"had {counted(runs)}; pids {_listed(pids)} could not be ended"
+        return f"ended {counted(runs)}" if runs else ""
+
+    hosts = grouped((result(of_run(run_id, before[host]), pids), host) for host, pids in unkillable.items())
     return [f"{fold(names)}: {text}" for text, names in hosts.items() if text]
 
 
 def hidden(found: Mapping[str, RunsFound]) -> list[str]:
     """Processes that could not be inspected: one line per number of them, with pids where it is one host."""
-    hosts: dict[int, list[str]] = {}
-    for host, runs in found.items():
-        hosts.setdefault(len(runs.hidden_pids), []).append(host)
+    hosts = grouped((len(runs.hidden_pids), host) for host, runs in found.items())
     return [
         f"{fold(names)}: {'a process' if count == 1 else f'{count} processes'} of yours could not be inspected"
         + (f" (pid {_listed(found[names[0]].hidden_pids)})" if len(names) == 1 else "")

@@ -35,7 +35,7 @@ from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND, START_VARIABLE
 from ddplaunch.system import cgroup, processes, procfs, run_tags
 from ddplaunch.system.files import run_folder
-from ddplaunch.text import KEEPER_ID, quote
+from ddplaunch.text import KEEPER_ID, grouped, quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -91,10 +91,7 @@ def serve(query: ListRuns | EndRun, stream: BinaryIO, outbox: Outbox) -> tuple[i
 def find_runs() -> RunsFound:
     """All runs with processes on this machine, without this process."""
     found, hidden_pids = find_processes()
-    by_run: dict[str, list[RunProcess]] = {}
-    for process in found:
-        if process.pid != os.getpid():
-            by_run.setdefault(run_tags.run_tag_of(process.tag), []).append(process)
+    by_run = grouped((run_tags.run_tag_of(each.tag), each) for each in found if each.pid != os.getpid())
     return RunsFound(_machine(), tuple(_summary(tag, its) for tag, its in sorted(by_run.items())), hidden_pids)
 
 

@@ -12,7 +12,7 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import NEVER_RESTARTED
-from ddplaunch.text import clock, escape, fold_ints, quote, ranks
+from ddplaunch.text import clock, escape, fold_ints, grouped, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -182,7 +182,7 @@ def _cut(line: str) -> str:
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
-    groups = _alike(failed)
+    groups = list(grouped((_kind(exit_), exit_) for exit_ in failed).values())
     lines = [f"then:     {_group_line(group, first)}" for group in groups[:8]]
     if len(groups) > 8:
         more = [exit_.rank for group in groups[8:] for exit_ in group]
@@ -191,14 +191,6 @@ def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     if stopped:
         lines.append(f"stopped:  {ranks(stopped)} (by ddplaunch, because of the failure)")
     return lines
-
-
-def _alike(failed: Iterable[WorkerExit]) -> list[list[WorkerExit]]:
-    """``failed`` grouped by reason, in order."""
-    groups: dict[str, list[WorkerExit]] = {}
-    for exit_ in failed:
-        groups.setdefault(_kind(exit_), []).append(exit_)
-    return list(groups.values())
 
 
 def _kind(exit_: WorkerExit) -> str:
@@ -224,9 +216,7 @@ def attempt_line(attempt: AttemptResult) -> str:
 def _attempts(attempts: tuple[AttemptResult, ...]) -> list[str]:
     if len(attempts) < 2:
         return []
-    lines: dict[str, list[int]] = {}
-    for attempt in attempts:
-        lines.setdefault(attempt_line(attempt), []).append(attempt.attempt)
+    lines = grouped((attempt_line(attempt), attempt.attempt) for attempt in attempts)
     return [f"attempt{'s' * (len(same) > 1)} {fold_ints(same)}: {line}" for line, same in lines.items()]
 
 
