@@ -13,6 +13,7 @@ import time
 
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import MemberSpec, NodeRefused
+from ddplaunch.rendezvous.boxes import send_to_coordinator
 from ddplaunch.rendezvous.connect import JoinRefused, verified
 from ddplaunch.rendezvous.plain_store import PlainStore, RunRefused, absence_at, offer
 from ddplaunch.rendezvous.store import Signer, absence_key, key_prefix, open_key
@@ -50,8 +51,7 @@ def _told(spec: MemberSpec, refused: NodeRefused, address: str, port: int) -> bo
     with contextlib.suppress(OSError), PlainStore(address, port) as store:
         if store.check(open_key(spec)):
             signer = verified(spec, Signer(spec.rendezvous.secret), store.get(open_key(spec)))
-            key = f"{key_prefix(spec)}/in/{store.add(f'{key_prefix(spec)}/in/count', 1)}"
-            store.set(key, signer.sign(key, wire.encode(refused).decode("ascii")))
+            send_to_coordinator(store, signer, key_prefix(spec), refused)
             return True
     absence_at(spec, address, port)
     return False
