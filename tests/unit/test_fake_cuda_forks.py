@@ -7,11 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ddplaunch.features.dry_run.fake_cuda import process_groups
 from tests.support.processes import wait_until
 
 Start = Callable[[str], None]
@@ -44,7 +43,15 @@ def task(thread: threading.Thread) -> Path:
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def process_groups() -> ModuleType:
+    """Imports torch, which each process that only collects tests would import, too."""
+    from ddplaunch.features.dry_run.fake_cuda import process_groups
+
+    return process_groups
+
+
+@pytest.fixture
+def pauses(process_groups: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made; each seems to last for 0.3 s."""
     made: list[float] = []
     monkeypatch.setattr(
@@ -53,13 +60,15 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def test_a_running_thread_of_gloo_is_waited_for_and_not_for_ever(start_computing: Start, pauses: list[float]):
+def test_a_running_thread_of_gloo_is_waited_for_and_not_for_ever(
+    process_groups: ModuleType, start_computing: Start, pauses: list[float]
+):
     start_computing("pt_gloo_runloop")
     wait_until(lambda: process_groups.wait_for_rest() or pauses)
     assert len(pauses) <= 4
 
 
-def test_other_threads_are_not_waited_for(start_computing: Start, pauses: list[float]):
+def test_other_threads_are_not_waited_for(process_groups: ModuleType, start_computing: Start, pauses: list[float]):
     start_computing("pt_data_pin")
     for _ in range(100):
         process_groups.wait_for_rest()
