@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import pty
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from tests.support.processes import wait_until
 from tests.support.runs import TIMEOUT_S, Running, start
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 CTRL_C, CTRL_S, CTRL_Q = b"\x03", b"\x13", b"\x11"
 

@@ -203,6 +203,18 @@ def test_a_job_that_hangs_is_the_attempts_failure(monkeypatch: pytest.MonkeyPatc
     assert watched.watch.handle_event(AbortHungAttempt(0, "hangs")) is None
 
 
+def test_workers_that_have_ended_are_told_of_at_once_and_only_if_that_is_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.group.workers, watched.group.pids_by_local_rank = [], dict
+    watched.watch.handle_event(ExamineWorkers(0, 1, is_requested=True))
+    watched.run()
+    for order in (ExamineWorkers(0, 2, is_requested=True), ExamineWorkers(0, 3)):
+        watched.watch.handle_event(order)
+    assert watched.reports == [WorkersExamined(0, 1, ()), WorkersExamined(0, 2, ())]
+
+
 def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
     watched.run(lambda: watched.watch.handle_event(AbortHungAttempt(3, "hangs")))

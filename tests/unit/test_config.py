@@ -9,7 +9,6 @@ import pytest
 
 from ddplaunch import rows
 from ddplaunch.cli import values
-from ddplaunch.config import Streams
 from ddplaunch.errors import USAGE, UsageError
 from tests.support import golden
 from tests.support.command_lines import changes
@@ -43,20 +42,15 @@ def test_the_text_of_an_option_is_its_value_or_is_refused_by_its_name() -> None:
     golden.check_answers("option_values", value)
 
 
-@pytest.mark.parametrize(
-    ("streams", "local_rank", "covered"),
-    [
-        (Streams(default=3), 5, (True, True)),
-        (Streams(default=2), 0, (False, True)),
-        (Streams(by_local_rank=((0, 1),)), 0, (True, False)),
-        (Streams(by_local_rank=((0, 1),)), 1, (False, False)),
-    ],
-)
-def test_a_local_rank_that_is_not_named_has_the_default(
-    streams: Streams, local_rank: int, covered: tuple[bool, bool]
-) -> None:
-    """torchrun: multiprocessing_api_test 2."""
-    assert (streams.covers(local_rank, "stdout"), streams.covers(local_rank, "stderr")) == covered
+def test_a_local_rank_that_is_not_named_has_the_default() -> None:
+    """A question is the value of an option like --tee, and a local rank. torchrun: multiprocessing_api_test 2."""
+
+    def covered(question: str) -> str:
+        text, local_rank = question.split()
+        streams = values.parse_streams(text, "--tee")
+        return " ".join(name for name in ("stdout", "stderr") if streams.covers(int(local_rank), name)) or "nothing"
+
+    golden.check_answers("covered_streams", covered)
 
 
 def test_what_can_be_meant_is_accepted_and_what_cannot_is_refused() -> None:

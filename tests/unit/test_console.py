@@ -6,8 +6,9 @@ import contextlib
 import os
 import re
 import resource
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,11 +18,6 @@ from ddplaunch.launcher.display import console, line_prefix, stream_writer
 from ddplaunch.launcher.display.console import Console
 from tests.support import golden
 from tests.support.consoles import STALL_S, Screens, out, read_all, screen, style
-from tests.support.processes import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -110,19 +106,6 @@ def test_the_newline_of_a_line_that_was_kept_counts_for_no_line(
     shown.output(replace(out(0), goes_on=True), b"\n1\n2\n3")
     shown.output(replace(out(0), goes_on=True), b"\n")
     assert [header.lost_lines for header in shown._stdout._dropped.values()] == [3]
-
-
-def test_a_stuck_stdout_does_not_hide_our_last_words(stuck_pipe: tuple[int, int], tmp_path: Path) -> None:
-    errors = tmp_path / "errors"
-    shown = Console(style(), stuck_pipe[1], os.open(errors, os.O_WRONLY | os.O_CREAT))
-    shown.output(out(0), b"x" * (1 << 18) + b"\n")
-    wait_until(lambda: shown._stdout.written)
-    shown.output(out(0), b"a\nb\n")
-    shown.output(out(1), b"c\n")
-    shown.show("the failure page")
-    shown.drain(lambda: False, 0.2)
-    said = b"... 3 lines not shown, see /logs/0/stdout.log\n... 1 lines not shown, see /logs/1/stdout.log\n"
-    assert errors.read_bytes() == b"the failure page\n" + said
 
 
 def test_the_end_does_not_wait_for_a_terminal_that_takes_nothing_at_all(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +15,6 @@ from ddplaunch.launcher.display.console import Console
 from ddplaunch.system.files import kept_files
 from tests.support.consoles import STALL_S, err, out, style
 from tests.support.processes import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 COLOURS = {"stdout": True, "stderr": True}
 FULL = "ddplaunch: console.log cannot be written (No space left on device); the job goes on\n"

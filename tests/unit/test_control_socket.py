@@ -75,11 +75,6 @@ def is_served(served: Served) -> bool:
         return served.answer_one().request == REQUEST and read(client) == ANSWER
 
 
-def test_a_request_is_posted_and_its_answer_sent(served: Served) -> None:
-    assert is_served(served)
-    assert is_served(served)
-
-
 def test_only_this_user_may_connect_and_nothing_is_left(tmp_path: Path) -> None:
     served = Served(tmp_path)
     assert stat.S_IMODE(os.lstat(tmp_path / SOCKET).st_mode) == 0o600

@@ -1,14 +1,26 @@
-"""The workers' environment, for any place that a worker may have in a job."""
+"""The workers' environment, for any place that a worker may have in a job.
+
+A worker that a scheduler started by itself gets its own place in the job, though its agent has but this one.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from ddplaunch.config import WorkerConfig
+import pytest
+
+from ddplaunch.agent.workers.start_plan import Placement, place_workers
+from ddplaunch.cluster.job import ScheduledTask
+from ddplaunch.config import LaunchConfig, WorkerConfig
+from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment
+from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.transport import srun
 from tests.support import golden
 from tests.support.configs import a_round, agent_spec
 
@@ -34,6 +46,9 @@ ROUND = a_round(
     world_size=7,
     master_addr="10.0.0.2",
 )
+TASK = ScheduledTask(rank=6, local_rank=2, world_size=12, local_world_size=4, node_rank=1, tasks_per_node=(4, 4, 4))
+OF_TASK = replace(SPEC, workers=WorkerConfig(), task=TASK)
+ROUND_OF_TASK = a_round(node_rank=6, nnodes=12, first_rank=6, world_size=12)
 STALE = dict.fromkeys(
     environment.NAMES.keys()
     - {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *environment.FLIGHT_RECORD_NAMES, *BY_NETWORK},
@@ -48,13 +63,14 @@ def environ(
     folder: str = "/logs/1",
     *,
     spec: AgentSpec = SPEC,
+    round_: Round = ROUND,
     has_store: bool = True,
 ) -> dict[str, str]:
     """Of a worker on the second of three nodes. Nothing that is given is changed."""
     before = dict(inherited)
     shared = environment.shared_environ(inherited, "job7", 2, 16)
     files = [f"{folder}/{name}" if folder else "" for name in ("error.json", "request.txt")]
-    worker = environment.worker_environ(shared, spec, replace(ROUND, has_store=has_store), local_rank, *files)
+    worker = environment.worker_environ(shared, spec, replace(round_, has_store=has_store), local_rank, *files)
     assert inherited == before
     assert shared == environment.shared_environ(inherited, "job7", 2, 16)
     return worker
@@ -70,6 +86,8 @@ def test_the_environment_of_a_worker() -> None:
     others = {
         "the first of the node": environ({}, local_rank=0),
         "with a virtual local rank": environ({}, spec=VIRTUAL),
+        "of a scheduler's task": environ({}, 0, spec=OF_TASK, round_=ROUND_OF_TASK),
+        "of a task, with a virtual local rank": environ({}, 0, spec=replace(VIRTUAL, task=TASK), round_=ROUND_OF_TASK),
         "without a store": environ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, has_store=False),
         "without a log folder": environ({}, folder=""),
         **{f"with values of the user, {value!r}": environ(dict.fromkeys(OF_USER, value)) for value in ("1,2", "")},
@@ -91,3 +109,40 @@ def test_the_cpus_are_shared_out() -> None:
         return environment.shared_environ({}, "job", workers, cpus).get("OMP_NUM_THREADS")
 
     golden.check_answers("threads_of_workers", threads)
+
+
+# A worker that a scheduler started by itself: slurm/test_srun.py and ssh/test_mpi.py have real ones.
+
+
+def placed(visible: str, **fields: Any) -> Placement:
+    return place_workers(
+        replace(OF_TASK, workers=replace(OF_TASK.workers, **fields)), {"CUDA_VISIBLE_DEVICES": visible}
+    )
+
+
+def test_devices_are_the_tasks_share_of_the_node_or_what_the_scheduler_left_it():
+    assert placed("4,5,6,7", virtual_local_rank=True).devices == (("6",),)
+    assert placed("6", virtual_local_rank=True).devices == (("6",),)
+    assert placed("0,1,2,3,4,5,6,7", gpus_per_proc=2).devices == (("4", "5"),)
+    assert placed("4,5", gpus_per_proc=2).devices == (("4", "5"),)
+    assert placed("0,1,2,3").devices is None
+    with pytest.raises(UsageError, match="are needed"):
+        placed("0,1", virtual_local_rank=True)
+
+
+def test_cpus_are_shared_with_the_nodes_other_tasks_unless_the_scheduler_has_dealt_them_out():
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) == os.cpu_count():
+        assert placed("").shared_environ["OMP_NUM_THREADS"] == str(max(1, len(allowed) // 4))
+    if len(allowed) > 1:
+        os.sched_setaffinity(0, {min(allowed)})
+        try:
+            assert "OMP_NUM_THREADS" not in placed("").shared_environ
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+
+def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
+    inherited = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "SLURM_CPU_BIND": "x", "SLURM_NTASKS": "9", "A": "b"}
+    assert srun.environment(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
+    assert srun.SrunTransport.command(LaunchConfig(script="x.py"), "node7")[:2] == ("srun", "--nodelist=node7")

@@ -1,4 +1,7 @@
-"""What a worker has recorded of its end is read in every form that torch has given it."""
+"""What a worker has recorded of its end is read in every form that torch has given it; kills for memory are counted.
+
+Wherever the kernel tells of them, and nowhere is an error.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,18 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log, read_error_file
+from ddplaunch.agent.workers.exit_details import (
+    OomCounters,
+    error_in,
+    killed_for_memory,
+    last_lines,
+    main_log,
+    read_error_file,
+)
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.protocol.results import WorkerError
+from tests.support import golden
 
 NATIVE = f"""Fatal Python error: Segmentation fault
 
@@ -37,19 +48,14 @@ def test_the_last_lines_of_a_native_crash_are_without_our_frames_and_the_extensi
     )
 
 
-@pytest.mark.parametrize(
-    ("tails", "name"),
-    [
-        ({"stdout": b"no data", "stderr": b""}, "stdout.log"),
-        ({"stdout": b"no data", "stderr": b"\n"}, "stdout.log"),
-        ({"stdout": b"x", "stderr": b"no data"}, "stderr.log"),
-        ({"stdout": b"", "stderr": b""}, "stderr.log"),
-        ({"stdout": b""}, "stdout.log"),
-    ],
-)
-def test_the_log_to_open_is_the_one_that_has_text(tails: Any, name: str, tmp_path: Path):
-    assert main_log(tmp_path, tails) == str(tmp_path / name)
-    assert last_lines(tails, is_needed=True) == (("no data",) if "no data" in str(tails) else ())
+def test_the_log_to_open_is_the_one_that_has_text():
+    """A question is the ends of a worker's streams."""
+
+    def told(question: str) -> str:
+        tails = golden.keywords(question)
+        return f"{main_log(Path('/logs'), tails)}, last lines: {last_lines(tails, is_needed=True)}"
+
+    golden.check_answers("main_logs", told)
 
 
 def test_without_logs_there_is_none_to_open():
@@ -106,3 +112,47 @@ def read(folder: Path, body: dict[str, Any]) -> tuple[str, str]:
     found = read_error_file(path)
     assert found is not None
     return found.message, found.traceback
+
+
+# Kills for memory.
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_kills_are_counted_wherever_the_kernel_tells_them(tmp_path: Path) -> None:
+    """A question is files with their lines."""
+
+    def counted(question: str) -> OomCounters:
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        for file in question.split("; "):
+            path, _, lines = file.partition(" = ")
+            write(root, path, "".join(f"{line}\n" for line in lines.split(" / ")))
+        return OomCounters.read(str(root))
+
+    golden.check_answers("oom_counters", counted)
+    assert OomCounters.read(str(tmp_path / "missing")) == OomCounters(machine=0, cgroup=0)
+
+
+def test_what_cannot_be_read_or_understood_counts_as_nothing(tmp_path: Path) -> None:
+    (tmp_path / "proc/vmstat").mkdir(parents=True)
+    write(tmp_path, "proc/self/cgroup", "nonsense\n0::/a\n")
+    (tmp_path / "sys/fs/cgroup/a").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/a/memory.events").write_bytes(b"oom_kill \xff\noom_kill\n")
+    assert OomCounters.read(str(tmp_path)) == OomCounters()
+
+
+def test_memory_is_blamed_for_certain_only_when_our_own_counter_rose() -> None:
+    """A question is the counters of the machine and of our cgroup after the end of a worker; they were 5 and 2."""
+
+    def blame(question: str) -> str:
+        return killed_for_memory(OomCounters(machine=5, cgroup=2), OomCounters(*map(int, question.split())))
+
+    golden.check_answers("killed_for_memory", blame)
+
+
+def test_this_machine_can_be_read() -> None:
+    now = OomCounters.read()
+    assert killed_for_memory(now, now) == "no"

@@ -7,7 +7,8 @@ import re
 import signal
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.system.files import kept_files
 from tests.support import golden
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
 

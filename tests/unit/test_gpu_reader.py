@@ -220,18 +220,10 @@ def installed(driver: Says, monkeypatch: pytest.MonkeyPatch) -> Says:
     return driver
 
 
-@pytest.mark.parametrize(
-    ("clocks", "text"),
-    [
-        (None, ""),
-        (0x5, ""),  # Idle, and the power limit: no fault of the GPU.
-        (0x48, "thermal slowdown (hardware), hardware slowdown"),
-        (0x20, "thermal slowdown (driver)"),
-        (0x84, "power brake"),
-    ],
-)
-def test_why_a_gpu_is_throttled(clocks: int | None, text: str) -> None:
-    assert GpuReading(index=0, clock_reasons=clocks).throttled == text
+def test_why_a_gpu_is_throttled() -> None:
+    """A question is the driver's reasons. Idle, and the power limit: no fault of the GPU."""
+    assert GpuReading(index=0, clock_reasons=None).throttled == ""
+    golden.check_answers("throttled_gpus", lambda text: GpuReading(index=0, clock_reasons=int(text, 16)).throttled)
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetUtilizationRates"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.health import findings, log_folder
 from ddplaunch.features.health.gpu_faults import with_hardware
@@ -84,22 +82,17 @@ def test_a_fault_of_the_node_concerns_all_its_workers() -> None:
     assert with_hardware((FAILED, replace(FAILED, local_rank=0)), [fault])[1].hardware == "no power"
 
 
-@pytest.mark.parametrize(
-    ("exit_", "fault", "is_blamed"),
-    [
-        (FAILED, replace(XID, is_fault=False), False),
-        (replace(FAILED, returncode=0), XID, False),
-        (replace(FAILED, stopped=True), XID, True),
-        (replace(FAILED, stopped=True), replace(XID, severity="warn"), False),
-        (replace(FAILED, stopped=True), replace(XID, gpu=None), False),
-    ],
-)
-def test_only_a_fault_is_a_cause_and_a_stopped_worker_needs_a_lasting_one(
-    exit_: WorkerExit, fault: HealthFinding, is_blamed: bool
-) -> None:
-    (found,) = with_hardware((exit_,), [fault])
-    assert bool(found.hardware) == is_blamed
-    assert found.stopped == (exit_.stopped and not is_blamed)
+def test_only_a_fault_is_a_cause_and_a_stopped_worker_needs_a_lasting_one() -> None:
+    """A question is what differs from a worker that has failed, and from the fault of its GPU."""
+
+    def blamed(question: str) -> str:
+        of_exit, of_fault = (golden.keywords(words) for words in question.split(" | "))
+        exit_ = replace(FAILED, **of_exit)
+        (found,) = with_hardware((exit_,), [replace(XID, **of_fault)])
+        assert found.stopped == (exit_.stopped and not found.hardware)
+        return found.hardware or "not blamed"
+
+    golden.check_answers("blamed_faults", blamed)
 
 
 # Differences.

@@ -64,10 +64,6 @@ def parts_of_child(prepare: Callable[[], object] = lambda: None, **environ: str)
     return dict(json.loads(done.stdout))
 
 
-def test_two_processes_of_one_parent_are_equal() -> None:
-    assert surroundings.first_difference(parts_of_child(), parts_of_child()) == ""
-
-
 @pytest.mark.parametrize(
     ("prepare", "part"),
     [
@@ -84,11 +80,6 @@ def test_what_a_process_inherits_and_cannot_change_is_compared(prepare: Callable
     if part.startswith("CPUs") and len(os.sched_getaffinity(0)) == 1:
         pytest.skip("one CPU")
     assert surroundings.first_difference(parts_of_child(), parts_of_child(prepare)) == part
-
-
-def test_a_slurm_job_is_a_difference() -> None:
-    here, job = surroundings.read({}, "/"), surroundings.read({"SLURM_JOB_ID": "7"}, "/")
-    assert surroundings.first_difference(here, job) == "scheduler's job"
 
 
 def test_a_relative_folder_of_pythonpath_is_another_in_another_working_directory() -> None:

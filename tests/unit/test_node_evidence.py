@@ -129,30 +129,18 @@ def test_an_address_that_is_none_is_a_reason(address: str) -> None:
     assert missing
 
 
-# The address of a run.
-
-
-def test_each_run_has_its_own_address_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: True)
-    addresses = [own_address({})["NCCL_RAS_ADDR"] for _ in range(2)]
-    for address in addresses:
-        host, _, port = address.partition(":")
-        assert host == "127.0.0.1"
-        socket.create_server((host, int(port))).close()
+# The address of a run; tests/process/test_ras_address.py has those of real runs.
 
 
 @pytest.mark.parametrize(
-    "environ", [{"NCCL_RAS_ADDR": "localhost:28028"}, {"NCCL_RAS_ADDR": ""}, {"NCCL_RAS_ENABLE": "0"}]
+    ("environ", "is_chosen"),
+    [({"NCCL_RAS_ADDR": ""}, False), *(({"NCCL_RAS_ENABLE": value}, True) for value in ("1", "", "yes", "2"))],
 )
-def test_what_the_user_has_set_stays(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_is_set_stays_and_only_zero_turns_it_off(
+    environ: dict[str, str], is_chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: True)
-    assert own_address(environ) == {}
-
-
-@pytest.mark.parametrize("value", ["1", "", "yes", "2"])
-def test_only_zero_turns_it_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: True)
-    assert own_address({"NCCL_RAS_ENABLE": value})
+    assert bool(own_address(environ)) is is_chosen
 
 
 def test_without_gpus_there_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +11,6 @@ from ddplaunch.features.numa.cpus import cpus_for, pci_address
 from ddplaunch.text import fold_ints
 from tests.support import golden
 from tests.unit.test_devices import nvidia_node
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 ALL = frozenset(range(1024))
 

@@ -106,16 +106,6 @@ def lines_of(folder: Path) -> list[str]:
     return [line.replace(str(folder), "<folder>") for line in Parsed(render.page(folder, NOW)).lines]
 
 
-def test_a_mark_leads_to_its_text(page: Parsed):
-    rows = {attrs["id"] for attrs in page.all("tr") if attrs.get("id")}
-    marks = [attrs for attrs in page.all("a") if "mark" in (attrs.get("class") or "")]
-    assert len(marks) >= 7
-    assert {str(mark["href"]).removeprefix("#") for mark in marks} <= rows
-    failed = next(mark for mark in marks if "m-failed" in str(mark["class"]))
-    assert "rank 3 on gpu1 failed" in str(failed["aria-label"])
-    assert float(failed["data-x"] or 0) == pytest.approx(100 * (3600 - 2) / 3600, abs=0.01)
-
-
 def test_the_bars_of_ranks_end_as_they_did(folder: Path):
     told = story(reading.read(folder), NOW)
     ends = {(bar.attempt, host): bar.end for host, bars in told.nodes.items() for bar in bars if bar.rank != 3}

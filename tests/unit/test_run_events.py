@@ -6,8 +6,9 @@ import errno
 import json
 import os
 import stat
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnd
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from tests.support import golden
 from tests.support.watches import run_services
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTS = ("gpu1", "gpu2")
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,9 +15,6 @@ from ddplaunch.agent import main
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.system.signals import SENT_TO_RUNS, SignalReceived, post_signals
 from tests.support.processes import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -7,11 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support import runs
 from tests.support.processes import (
     children,
     command_line,
@@ -23,7 +21,6 @@ from tests.support.processes import (
     state,
     wait_until,
 )
-from tests.support.runs import Running, environment
 
 
 @pytest.fixture
@@ -77,31 +74,3 @@ def test_a_zombie_counts_as_gone(sleeper: subprocess.Popen[bytes]) -> None:
     assert sleeper.pid not in children(os.getpid())
     assert pids_with(f"SLEEPER={os.getpid()}") == []
     assert command_line(sleeper.pid) == ""
-
-
-def running(program: str) -> Running:
-    command = [sys.executable, "-u", "-S", "-c", program]
-    return Running(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-
-
-def test_the_output_of_a_run_is_waited_for_and_kept() -> None:
-    process = running("import sys; print('a 1'); print('a 2', file=sys.stderr); input(); sys.exit(4)")
-    found = process.wait_for(r"a (\d)", 2)
-    assert sorted(match[1] for match in found) == ["1", "2"]
-    finished = process.finish()
-    assert (finished.returncode, finished.out) != (0, "")
-    assert finished.out == "a 1\n"
-    assert finished.err.startswith("a 2\n")
-
-
-def test_the_checkout_is_found_from_any_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    assert environment()["PYTHONPATH"] == f"{runs.ROOT}:/elsewhere"
-    monkeypatch.delenv("PYTHONPATH")
-    env = environment({"EXTRA": "1"})
-    assert (env["PYTHONPATH"], env["EXTRA"]) == (str(runs.ROOT), "1")
-    code = "import ddplaunch; print(ddplaunch.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert Path(done.stdout.strip()) == runs.ROOT / "ddplaunch/__init__.py"
