@@ -86,8 +86,10 @@ def test_a_sample_has_the_worker_and_its_children(worker: Worker) -> None:
     files = ProcessFiles(worker.pid)
 
     def is_busy() -> bool:
+        """The child has written: its start alone may take more than 0.05 s of CPU."""
         own = files.own()
-        return bool(own) and files.tree(own).children_cpu_s > 0.05
+        tree = files.tree(own) if own else None
+        return bool(tree) and tree.children_cpu_s > 0.05 and (tree.written_bytes or 0) >= 1 << 20
 
     wait_until(is_busy)
     own = sampler.sample(time.monotonic())
