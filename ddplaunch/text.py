@@ -17,6 +17,7 @@ _Value = TypeVar("_Value")
 
 _UNITS = ((30, "GB"), (20, "MB"), (10, "kB"))
 
+_CUT = "…[cut]"
 _MAX_CELL = 1000
 _MAX_NAME_BYTES = 255
 """Of a name in a folder, on Linux (NAME_MAX)."""
@@ -54,6 +55,11 @@ def quote(text: str, limit: int = 80) -> str:
     """``text`` for use inside a message: escaped, on one line, cut after ``limit`` characters."""
     start = escape(text[:limit]).replace("\n", r"\n").replace("\t", r"\t")
     return start + ("..." if len(text) > limit else "")
+
+
+def cut(text: str, longest: int) -> str:
+    """``text``, or its begin with a mark: at most ``longest`` characters."""
+    return text if len(text) <= longest else text[: longest - len(_CUT)] + _CUT
 
 
 def local_time(time_s: float, form: str) -> str:

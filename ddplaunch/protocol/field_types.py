@@ -19,10 +19,13 @@ class Limit:
 
     Attributes:
         description: what the value must be, as ``a number from 0 to 9``.
+        longest: of a text: a longer one is cut to so many characters, and its end says so. It is not refused: an
+            honest process may have a long message.
     """
 
     description: str
     accepts: Callable[[Any], bool]
+    longest: int | None = None
 
 
 def between(least: int, most: int) -> Limit:
@@ -73,8 +76,11 @@ Quantity = Annotated[float, between(0, MAX_QUANTITY)]
 RunId = Annotated[str, Limit("a run id", is_run_id)]
 """Names a folder: it has no slash, and no dot at its begin."""
 
-OneLine = Annotated[str, Limit("one line of printable text", str.isprintable)]
+OneLine = Annotated[str, Limit("one line of printable text", str.isprintable, longest=4 << 10)]
 """A name, address or sentence that is shown: it cannot steer the terminal or forge a line."""
+
+LongText = Annotated[str, Limit("a text", lambda _: True, longest=256 << 10)]
+"""Lines of text, such as a message or a traceback; whoever shows it escapes it."""
 
 FolderName = Annotated[str, Limit("the name of a folder", is_folder_name)]
 """One component of a path: it names nothing outside of the folder that it is in."""

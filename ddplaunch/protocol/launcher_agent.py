@@ -18,6 +18,7 @@ from ddplaunch.protocol.field_types import (
     Count,
     Failure,
     FolderName,
+    LongText,
     OneLine,
     Pids,
     Port,
@@ -175,7 +176,7 @@ class EndpointOpen:
     ``addresses`` are the node's, best first. The launcher then sends JoinRendezvous to the other nodes.
     """
 
-    token: str
+    token: OneLine
     addresses: Annotated[tuple[OneLine, ...], at_most(_MAX_ADDRESSES)]
     port: Port
 
@@ -184,8 +185,8 @@ class EndpointOpen:
 class NeedsRendezvous:
     """Agent to launcher: this node has lost the rendezvous ``token``, stops its workers and needs JoinRendezvous."""
 
-    token: str
-    reason: str
+    token: OneLine
+    reason: LongText
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class NodeSilent:
     Node ``node_index`` has sent no heartbeat for ``silent_s``. The launcher may have removed that node already.
     """
 
-    token: str
+    token: OneLine
     node_index: Count
     silent_s: Seconds
 
@@ -297,7 +298,7 @@ class Pong:
 class Notice:
     """Agent to launcher: a message for the user; ``level`` -1 is always shown, 0 unless --quiet, 1 with --verbose."""
 
-    text: str
+    text: LongText
     level: Literal[-1, 0, 1] = 0
 
 
@@ -316,8 +317,8 @@ class AttemptEnded:
 class AgentFailed:
     """Agent to launcher, before AgentEnded: the agent cannot continue. The fields are those of LaunchError."""
 
-    message: str
-    hint: str
+    message: LongText
+    hint: LongText
     exit_code: Failure
 
 

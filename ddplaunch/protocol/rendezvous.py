@@ -7,11 +7,23 @@ The tuples at the end list the records that each reader accepts. No behaviour be
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Annotated
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.errors import HARDWARE
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Failure, Limitless, OneLine, Port, RunId, Seconds, Size
+from ddplaunch.protocol.field_types import (
+    Count,
+    Failure,
+    Limitless,
+    LongText,
+    OneLine,
+    Port,
+    RunId,
+    Seconds,
+    Size,
+    at_most,
+)
 from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent, Notice, OrderToNodes, Report, ReportOfNode
 from ddplaunch.protocol.results import Round, RoundEnd, RoundVerdict, Workers
 
@@ -132,7 +144,7 @@ class WaitingNodes:
 class NoFreePlace:
     """Coordinator to a spare node: ``hosts`` are all nodes of the run; the node waits until one of them is lost."""
 
-    hosts: tuple[OneLine, ...]
+    hosts: Annotated[tuple[OneLine, ...], at_most(1 << 16)]
 
 
 @dataclass(frozen=True)
@@ -238,7 +250,7 @@ class RendezvousNotFound:
     It ends ``limit_s`` after its begin.
     """
 
-    reason: str
+    reason: LongText
     limit_s: Seconds
 
 
@@ -256,8 +268,8 @@ class RendezvousLost:
     ``refused_hint`` is then what the user can do about it; otherwise empty.
     """
 
-    reason: str
-    refused_hint: str = ""
+    reason: LongText
+    refused_hint: LongText = ""
 
 
 FROM_NODE = (

@@ -14,7 +14,18 @@ from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, ExitCode, OneLine, Pid, Port, ReturnCode, Seconds, at_most, between
+from ddplaunch.protocol.field_types import (
+    Count,
+    ExitCode,
+    LongText,
+    OneLine,
+    Pid,
+    Port,
+    ReturnCode,
+    Seconds,
+    at_most,
+    between,
+)
 from ddplaunch.text import quote, ranks
 
 StreamName = Literal["stdout", "stderr"]
@@ -31,6 +42,7 @@ STACKS_FILE = "stacks.txt"
 """File in the folder of a worker with its Python stacks, if some were written."""
 
 _MAX_SENTENCES = 100
+_MAX_TAIL = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +72,8 @@ class Round:
 class WorkerError:
     """An exception that a worker wrote to its error file. ``time_s`` is the time of that write."""
 
-    message: str
-    traceback: str
+    message: LongText
+    traceback: LongText
     time_s: Seconds
 
 
@@ -98,11 +110,11 @@ class WorkerExit:
     error: WorkerError | None = None
     out_of_memory: Certainty = "no"
     ended_by_stop: bool = False
-    tail: tuple[str, ...] = ()
-    log_file: str | None = None
-    whereabouts: str = ""
+    tail: Annotated[tuple[LongText, ...], at_most(_MAX_TAIL)] = ()
+    log_file: LongText | None = None
+    whereabouts: LongText = ""
     node_rank: Count = 0
-    stacks: str = ""
+    stacks: LongText = ""
     hardware: OneLine = ""
     give_up: OneLine = ""
     avoid_node: OneLine = ""
@@ -126,7 +138,7 @@ class RoundEnd:
 
     attempt: Count
     outcome: Outcome
-    reason: str = field(default="", kw_only=True)
+    reason: LongText = field(default="", kw_only=True)
     cause: WorkerExit | None = field(default=None, kw_only=True)
     hung: bool = field(default=False, kw_only=True)
     node_leaves: OneLine = field(default="", kw_only=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
 
 from ddplaunch import features
 from ddplaunch.protocol.field_types import between
+from ddplaunch.text import cut
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.field_types import Limit
@@ -90,7 +91,7 @@ def decode(line: bytes, allowed: tuple[type, ...], late: Callable[[], tuple[type
 
     Raises:
         ProtocolError: not JSON, not one of ``allowed``, or a field missing, unknown, of another type or outside of its
-            ``Limit``.
+            ``Limit``; but a text that is too long is cut.
     """
     try:
         body = json.loads(line)
@@ -257,6 +258,8 @@ def _build_nested(base: type[Nested], body: Any) -> Any:
 
 
 def _reader_within(read: _Reader, limit: Limit) -> _Reader:
+    if limit.longest is not None:
+        return _text_reader(limit, limit.longest)
     accepts = limit.accepts
 
     def read_within(value: Any) -> Any:
@@ -266,6 +269,20 @@ def _reader_within(read: _Reader, limit: Limit) -> _Reader:
         return value
 
     return read_within
+
+
+def _text_reader(limit: Limit, longest: int) -> _Reader:
+    accepts = limit.accepts
+
+    def read_text(value: Any) -> Any:
+        # Most texts are short, and of ASCII.
+        if type(value) is not str or len(value) > longest or not value.isascii():
+            value = cut(_text(value), longest)
+        if not accepts(value):
+            raise ProtocolError(f"{_excerpt(value)} is not {limit.description}")
+        return value
+
+    return read_text
 
 
 def _first_fit(kind: Any, readers: list[_Reader], value: Any) -> Any:

@@ -14,6 +14,9 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS
+from ddplaunch.text import cut
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -121,7 +124,7 @@ def describe(error: BaseException) -> str:
     """The end of the traceback of a failed import, without frames of importlib and of this module."""
     shown = traceback.TracebackException.from_exception(error)
     shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if not _is_ours(frame)][-3:])
-    return "".join(shown.format(chain=False))
+    return cut("".join(shown.format(chain=False)), MAX_MESSAGE_CHARS)
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:

@@ -20,13 +20,14 @@ from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, WorkerA
 from ddplaunch.features.health.node_history import NodeEvent
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
-from ddplaunch.protocol import results, script_request, start_method, wire
+from ddplaunch.protocol import control, rendezvous, results, script_request, start_method, wire
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
     FROM_OWN_AGENT,
     AttemptEnded,
     FirstRoundFormed,
+    Order,
     Output,
     Pong,
     ReportOfNode,
@@ -92,6 +93,40 @@ def test_every_number_of_a_record_has_limits(record: type) -> None:
     hints = typing.get_type_hints(record, include_extras=True)
     own = {name: kind for name, kind in hints.items() if name not in of_user}
     assert [name for name, kind in own.items() if not all(is_limited(*each) for each in numbers(kind))] == []
+
+
+FROM_ELSEWHERE = (
+    *(*FROM_OWN_AGENT, *rendezvous.FROM_NODE, *rendezvous.FROM_MEMBER, *control.TO_LAUNCHER, *control.FROM_LAUNCHER),
+    *(record for direction in ("FROM_AGENT", "TO_LAUNCHER", "FROM_LAUNCHER") for record in features.records(direction)),
+    *features.records("FROM_AGENT", "queries"),
+)
+"""What a reader gets that must not trust the sender."""
+
+
+def of_any_length(kind: Any, limits: tuple[Limit, ...] = ()) -> Iterator[Any]:
+    """The texts and lists in an annotation that may have any length, without those within other records."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        inner, *own = typing.get_args(kind)
+        yield from of_any_length(inner, tuple(own))
+    elif kind is str and not any(limit.longest or not limit.accepts("x" * (1 << 22)) for limit in limits):
+        yield kind
+    elif origin is not typing.Literal:
+        args = typing.get_args(kind)
+        if args and args[-1] is Ellipsis and all(limit.accepts((0,) * (1 << 21)) for limit in limits):
+            yield kind
+        for part in args:
+            yield from of_any_length(part)
+
+
+def test_what_another_machine_may_say_has_a_limit_of_length() -> None:
+    orders = [record for record in features.records("TO_AGENT") if issubclass(record, Order)]
+    parts, found = set[type]().union(*map(dataclasses_in, (*FROM_ELSEWHERE, *orders))), {}
+    for part in parts:
+        hints = typing.get_type_hints(part, include_extras=True)
+        fields = {field.name: hints[field.name] for field in dataclasses.fields(part)}
+        found.update({(part.__name__, name): kind for name, kind in fields.items() if [*of_any_length(kind)]})
+    assert found == {}
 
 
 def dataclasses_in(kind: Any) -> set[type]:

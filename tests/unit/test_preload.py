@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS
 from ddplaunch.worker.preload import (
     ALWAYS,
     describe,
@@ -95,6 +96,11 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_last_lines():
     error = try_import("no_such_module")
     assert error
     assert describe(error) == "ModuleNotFoundError: No module named 'no_such_module'\n"
+
+
+def test_a_huge_error_of_an_import_is_cut() -> None:
+    assert describe(ValueError("x" * 1_000_000))[-10:] == "xxxx…[cut]"
+    assert len(describe(ValueError("x" * 1_000_000))) == MAX_MESSAGE_CHARS
 
 
 def test_a_file_beside_the_script_that_hides_a_module_is_found(tmp_path, monkeypatch):

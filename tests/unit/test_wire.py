@@ -67,6 +67,7 @@ RUN_ID = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:@+-"
 GAP = st.sampled_from(["-", "0", "999999999999999"])
 LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
     limit_of(field_types.OneLine): st.text(texts.PRINTABLE, max_size=8),
+    limit_of(field_types.LongText): st.text(texts.DECODED, max_size=8),
     limit_of(field_types.RunId): st.text(RUN_ID, min_size=1, max_size=20).filter(lambda text: text[0] != "."),
     limit_of(field_types.Count): st.integers(0, 1 << 24),
     limit_of(field_types.Port): st.integers(0, 65535),
@@ -196,6 +197,21 @@ def test_a_value_that_would_mislead_the_launcher_is_refused(record: object) -> N
 def test_a_name_that_could_steer_the_terminal_is_refused(host: str) -> None:
     with pytest.raises(ProtocolError, match="is not one line of printable text"):
         decode(encode(NodeJoined(0, host, 1)), (NodeJoined,))
+
+
+@pytest.mark.parametrize("character", ["x", "é", "\udcff"])
+def test_a_long_text_is_cut_and_says_so(character: str) -> None:
+    longest = limit_of(field_types.LongText).longest or 0
+    whole = Notice(character * longest)
+    assert decode(encode(whole), (Notice,)) == whole
+    cut = decode(encode(Notice(character * (longest + 1))), (Notice,)).text
+    assert (len(cut), cut[:-6], cut[-6:]) == (longest, character * (longest - 6), "…[cut]")
+
+
+@pytest.mark.parametrize("host", ["x" * 10_000, "é" * 10_000])
+def test_a_long_name_costs_no_node(host: str) -> None:
+    joined = decode(encode(NodeJoined(0, host, 1)), (NodeJoined,))
+    assert (len(joined.host), joined.host[:1], joined.host[-6:]) == (4096, host[:1], "…[cut]")
 
 
 @given(st.text(texts.ANY, max_size=8))

@@ -13,6 +13,8 @@ NETWORK_RATES, GPU_RATES = "check: ", "check-gpus: "
 """Start of the line that a worker of ``--check``, and one of ``--check --deep``, prints."""
 
 MAX_GPUS = 256
+_MAX_LINES = 1 << 16
+_Lines = Annotated[tuple[OneLine, ...], at_most(_MAX_LINES)]
 _FileLimit = Annotated[int, between(-1, 1 << 60)]
 
 
@@ -58,14 +60,14 @@ class NodeReport:
     python: OneLine
     torch: OneLine
     cuda: OneLine
-    gpus: tuple[OneLine, ...]
-    gpu_users: tuple[OneLine, ...]
+    gpus: Annotated[tuple[OneLine, ...], at_most(MAX_GPUS)]
+    gpu_users: _Lines
     shm_free_bytes: Size | None
     open_files: tuple[_FileLimit, _FileLimit]
     address: OneLine
     name: OneLine
     name_s: Seconds
-    addresses: tuple[OneLine, ...]
+    addresses: _Lines
     port: Port
     health: NodeHealth | None = None
 
@@ -84,7 +86,7 @@ class ConnectToNodes:
 class ConnectResults:
     """Agent to launcher, in answer to ConnectToNodes. ``failed``: hosts without a connection, each with the reason."""
 
-    failed: tuple[tuple[OneLine, OneLine], ...]
+    failed: Annotated[tuple[tuple[OneLine, OneLine], ...], at_most(_MAX_LINES)]
 
 
 # What workers print: rank 0 for all nodes, and for ``--check --deep`` the worker of each node; one line each.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Size
+from ddplaunch.protocol.field_types import Count, LongText, Size
 from ddplaunch.protocol.wire import Chunk, ChunkSize
 
 CHUNK_BYTES = 64 << 10
@@ -43,7 +43,7 @@ class GrantLogBytes:
 class LogChunk(Chunk):
     """Agent to launcher: header of the next ``nbytes`` raw bytes of file ``path``. Files are not interleaved."""
 
-    path: str
+    path: LongText
     nbytes: ChunkSize
     is_last: bool
 

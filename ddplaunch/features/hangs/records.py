@@ -18,6 +18,7 @@ from ddplaunch.protocol.control import Answer, Request
 from ddplaunch.protocol.field_types import (
     Count,
     Limit,
+    LongText,
     Nanoseconds,
     OneLine,
     Pid,
@@ -150,7 +151,7 @@ class RankEvidence:
     blocked_state: OneLine = ""
     where: OneLine = ""
     stack_is_same: bool | None = None
-    stacks: str = ""
+    stacks: LongText = ""
     waits_for_input: bool = False
     debugger: OneLine = ""
     pending: PendingCall | None = None
@@ -210,7 +211,7 @@ class AbortHungAttempt(Order):
     """
 
     attempt: Count
-    reason: str
+    reason: LongText
 
 
 @dataclass(frozen=True)

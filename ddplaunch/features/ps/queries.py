@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.control import Answer, Request, RequestRefused
-from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Seconds, Size
+from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Seconds, Size, at_most
 
 ProcessKind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
 PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
@@ -50,7 +50,7 @@ class RunOnHost:
 
     run_tag: OneLine
     run_id: OneLine
-    counts: tuple[tuple[ProcessKind, Count], ...]
+    counts: Annotated[tuple[tuple[ProcessKind, Count], ...], at_most(len(PROCESS_KINDS))]
     age_s: Seconds
     memory_bytes: Size
     launcher_alive: bool
@@ -68,7 +68,7 @@ class RunsFound:
     """
 
     machine: OneLine
-    runs: tuple[RunOnHost, ...]
+    runs: Annotated[tuple[RunOnHost, ...], at_most(1 << 16)]
     hidden_pids: Pids = ()
 
 
@@ -87,7 +87,7 @@ class AskLaunchers:
 class LaunchersAnswered:
     """Agent to launcher, in answer to AskLaunchers: what the launcher of each pid has answered, or why it has not."""
 
-    answers: tuple[tuple[Pid, Answer | RequestRefused], ...]
+    answers: Annotated[tuple[tuple[Pid, Answer | RequestRefused], ...], at_most(1 << 16)]
 
 
 TO_AGENT = {ListRuns: "run_finder", EndRun: "run_finder", AskLaunchers: "ask_launchers"}

@@ -133,7 +133,7 @@ class SampleCollectives(Order):
 
     attempt: Count
     number: Count
-    suspects: tuple[Count, ...] = ()
+    suspects: Annotated[tuple[Count, ...], at_most(1 << 16)] = ()
 
 
 TO_AGENT = (SampleCollectives,)
