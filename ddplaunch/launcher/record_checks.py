@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OfRanks
 from ddplaunch.protocol.wire import ProtocolError
 from ddplaunch.text import ranks
@@ -63,14 +64,14 @@ class RecordChecks:
     def _check_started(self, node: Node, event: AttemptStarted) -> None:
         """Where each node has a launcher, this launcher does not know how many workers the other nodes have.
 
-        Nor does it while the AgentReady of a node is on its way: the nodes may have met over a faster link.
+        Nor does it while the AgentReady of a node is on its way: the nodes may have met over a faster link. It never
+        arrives from a node that is lost meanwhile, and the others have met with it all the same.
         """
-        workers, participants = len(event.pids), self._participants
+        workers = len(event.pids)
         fits = workers <= node.workers and event.first_rank + workers <= event.world_size
         if self._one_launcher_leads:
-            nodes = participants.nodes.all
-            is_known = all(nodes[index].workers for index in participants.indices)
-            fits = fits and (not is_known or event.world_size <= sum(each.workers for each in nodes))
+            most = sum(each.workers or MAX_SLOTS_PER_HOST for each in self._participants.nodes.all)
+            fits = fits and event.world_size <= most
         if not fits or event.node_rank >= event.nnodes:
             raise ProtocolError(f"{workers} of {event.world_size} workers from rank {event.first_rank} on do not fit")
 

@@ -375,8 +375,7 @@ class OfRanks:
 def of_host(host: str, record: Any) -> Any:
     """``record`` with each ``host`` in it set to that of the node that sent it: a node cannot speak for another.
 
-    What names none is returned as it is. ``AttemptResult.cause`` stays: the
-    first failure of a job may be on another node. A ReportOfNode is of another node, and the coordinator knows whose.
+    ``AttemptResult.cause`` stays: the first failure may be on another node. So does a ReportOfNode, of another node.
     """
     if isinstance(record, ReportOfNode):
         return record

@@ -223,6 +223,15 @@ def test_a_node_has_no_place_and_no_ranks_but_its_own(
     assert shown(session).count("node1 was given up") == 1
 
 
+def test_a_node_that_is_lost_before_it_was_ready_takes_no_other_along(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has met the other one all the same: that says so when the launcher has given the first one up."""
+    session = Session(state, 1, [b"no record\n"])
+    session.goes_on(monkeypatch)
+    assert "the connection to node1 has ended; the job can go on without it" in shown(session)
+
+
 # Errors of the launcher.
 
 
