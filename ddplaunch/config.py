@@ -274,7 +274,8 @@ class LaunchConfig(AgentConfig):
         local_addr: address for connections from other nodes; None: detected.
         interface: network interface between the nodes; None: detected.
         injections: faults to inject in a dry run, as on the command line: ``kill rank=3 after=5s``.
-        slurm_job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
+        slurm_job: the SLURM job that contains this process.
+        requeue_on: names of the signals after which SLURM is to requeue that job; they stop the run, too.
         keep_warm_s: leave torch imported on each node for the next run, for so many seconds; 0: do not use what an
             earlier run has left; None: leave nothing.
         notices: messages about the configuration, shown at the start.
@@ -299,6 +300,7 @@ class LaunchConfig(AgentConfig):
     interface: str | None = None
     injections: tuple[str, ...] = ()
     slurm_job: SlurmJob | None = None
+    requeue_on: tuple[str, ...] = ()
     keep_warm_s: float | None = None
     notices: tuple[StartNotice, ...] = ()
 

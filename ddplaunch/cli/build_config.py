@@ -57,8 +57,6 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
     master_addr, master_port = rendezvous_options.static_store(options)
     found = read(options, environ)
     own = found[""]
-    if completed.slurm_job:
-        own["signals"] = (*own.get("signals", LaunchConfig.signals), *completed.slurm_job.requeue_on)
     forwards = hosts or options["export"] or options["env_file"]
     variables = host_options.forwarded(options, environ) if forwards else ()
     return LaunchConfig(

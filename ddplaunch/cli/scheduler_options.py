@@ -19,9 +19,8 @@ from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
 from ddplaunch.cluster.job import ScheduledTask, SlurmJob
 from ddplaunch.config import RemoteConfig
-from ddplaunch.errors import OptionError, StartNotice, UsageError
+from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import plural
 
 if TYPE_CHECKING:
     from ddplaunch.cluster.scheduler_info import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
@@ -99,24 +98,11 @@ def _with_job(
     completed: CompletedOptions, scheduler: SchedulerInfo | None, environ: Mapping[str, str]
 ) -> CompletedOptions:
     """Add the SLURM job that contains this process, whichever program in it started ddplaunch."""
-    options, job = completed.options, None
-    requeue_on = values.parse_requeue_signals(options.get("requeue_on") or "")
-    if "SLURM_JOB_ID" in environ and options["cluster"] != "none":
-        from ddplaunch.cluster import slurm
-
-        job = slurm.read_job(environ)
-    if job is None:
-        if requeue_on:
-            hint = "Leave it out, or start the job with sbatch, and without `--cluster none`."
-            raise OptionError("--requeue-on", options["requeue_on"], "this is not a job of SLURM", hint)
+    if "SLURM_JOB_ID" not in environ or completed.options["cluster"] == "none":
         return completed
-    is_first = not (scheduler and scheduler.index)
-    notices = completed.notices
-    if job.requeue_count and is_first:
-        times = plural(job.requeue_count, "time")
-        notices += (StartNotice("info", f"SLURM has requeued this job {times} ({job.id})"),)
-    job = replace(job, requeue_on=requeue_on, requests_requeue=bool(requeue_on) and is_first)
-    return replace(completed, slurm_job=job, notices=notices)
+    from ddplaunch.cluster import slurm
+
+    return replace(completed, slurm_job=slurm.read_job(environ, is_first=not (scheduler and scheduler.index)))
 
 
 def _complete(

@@ -95,25 +95,6 @@ def parse_signals(text: str, option: str) -> tuple[str, ...]:
     return names
 
 
-_REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
-"""Agents handle these signals too, because SLURM may send them to the steps of a job only."""
-
-
-def parse_requeue_signals(text: str) -> tuple[str, ...]:
-    """Comma-separated signal names, with or without SIG as in sbatch's ``--signal``; empty: none.
-
-    Raises:
-        OptionError: another signal.
-    """
-    words = tuple(word.strip().upper() for word in text.split(",") if word.strip())
-    names = tuple(word if word.startswith("SIG") else f"SIG{word}" for word in words)
-    for word, name in zip(words, names, strict=True):
-        if name not in _REQUEUE_SIGNALS:
-            known = ", ".join(signal_name[3:] for signal_name in _REQUEUE_SIGNALS)
-            raise OptionError("--requeue-on", text, f"{word} must be one of {known}")
-    return names
-
-
 def parse_needles(text: str, _option: str) -> tuple[str, ...]:
     """Comma-separated texts of the duplicate filters; ``,,`` is a comma in a text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)

@@ -65,12 +65,16 @@ class Step:
     reserved_ports: tuple[int, ...]
 
 
-def read_job(environ: Mapping[str, str]) -> SlurmJob | None:
-    """The SLURM job that contains this process; None outside of SLURM. Invalid numbers count as 0."""
+def read_job(environ: Mapping[str, str], *, is_first: bool) -> SlurmJob | None:
+    """The SLURM job that contains this process; None outside of SLURM. Invalid numbers count as 0.
+
+    ``is_first``: this is the first launcher of the run, or the only one.
+    """
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     number = f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID")
     count = environ.get("SLURM_RESTART_COUNT", "")
-    return SlurmJob(number, int(count) if count.isdecimal() else 0) if number else None
+    requeue_count = int(count) if count.isdecimal() else 0
+    return SlurmJob(number, requeue_count, requests_requeue=is_first) if number else None
 
 
 def read_step(environ: Mapping[str, str]) -> Step | None:

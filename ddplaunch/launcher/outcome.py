@@ -21,7 +21,6 @@ from ddplaunch.protocol.results import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.cluster.job import SlurmJob
     from ddplaunch.errors import LaunchError
 
 
@@ -35,7 +34,6 @@ def result(
     unreachable_hosts: tuple[str, ...],
     duration_s: float,
     run_dir: str | None,
-    job: SlurmJob | None = None,
 ) -> RunResult:
     """The result of a run.
 
@@ -44,23 +42,18 @@ def result(
     """
     last = attempts[-1] if attempts else None
     outcome, first = _outcome(last, error, signals)
-    names = [signal.Signals(signum).name for signum in signals]
-    requeues = bool(job and outcome == "stopped" and set(names) & set(job.requeue_on))
     code = error.exit_code if error else _exit_code(outcome, first, signals, last, left_running=bool(unkillable_pids))
     return RunResult(
         run_id=run_id,
-        # With `srun --kill-on-bad-exit`, a step that fails would end the one that requeues the job.
-        exit_code=0 if requeues and job and not job.requests_requeue else code,
+        exit_code=code,
         outcome=outcome,
         duration_s=duration_s,
         attempts=tuple(attempts),
         first_failure=first,
-        signal=names[0] if names else None,
+        signal=signal.Signals(signals[0]).name if signals else None,
         run_dir=run_dir,
         unkillable_pids=unkillable_pids,
         unreachable_hosts=unreachable_hosts,
-        slurm_job=job,
-        will_requeue=requeues,
         reason=error.message if error else "",
     )
 

@@ -98,7 +98,7 @@ class Run:
         nnodes = (1, 1) if config.each_node_has_launcher else (config.min_nodes, config.max_nodes)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.one_launcher_leads else None
         self._participants = participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
-        self._shutdown = shutdown = Shutdown(config, nodes, messages, watches.on_stop)
+        self._shutdown = shutdown = Shutdown(config, nodes, messages, watches.on_stop, watches.after_stop)
         report = self._report_attempts
         self._lost_nodes = LostNodes(config, participants, self._attempts, shutdown, watches.note, show, report)
         self._checks = RecordChecks(config, participants)
@@ -345,7 +345,6 @@ class Run:
             unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
             duration_s=time.monotonic() - self._started_at,
             run_dir=str(self._folder) if self._folder else None,
-            job=self._config.slurm_job,
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
         result = self._watches.add_to_result(result)

@@ -44,9 +44,14 @@ class Shutdown:
     """
 
     def __init__(
-        self, config: LaunchConfig, nodes: Nodes, messages: UserMessages, stops_rest: Callable[[int], bool]
+        self,
+        config: LaunchConfig,
+        nodes: Nodes,
+        messages: UserMessages,
+        stops_rest: Callable[[int], bool],
+        what_follows: Callable[[int], str],
     ) -> None:
-        """``stops_rest`` is ``Watches.on_stop``: whether only watches have something to stop, and have stopped it."""
+        """``stops_rest`` is ``Watches.on_stop``, ``what_follows`` is ``Watches.after_stop``."""
         self.signals: list[int] = []
         self.error: LaunchError | None = None
         self.node_ended = False
@@ -57,6 +62,7 @@ class Shutdown:
         self._nodes = nodes
         self._messages = messages
         self._stops_rest = stops_rest
+        self._what_follows = what_follows
 
     @property
     def in_progress(self) -> bool:
@@ -67,24 +73,20 @@ class Shutdown:
         """Stop the run, or pass a signal that does not stop it to the workers.
 
         The second request to stop sends SIGTERM and shortens the grace period, the third ends it. A signal after which
-        SLURM is to requeue the job counts once: SLURM sends it to the batch script, to every step, or to both.
+        something follows counts once: a scheduler sends it to the batch script, to every step, or to both.
         ``node`` is the node whose agent received the signal instead of this process; that agent stops its workers
         without an order.
         """
         signum = event.signum
-        requeues = self._requeues(signum)
-        if not self._stops(signum) or (node and not requeues):
+        follows = self._what_follows(signum)
+        if not self._stops(signum) or (node and not follows):
             if signal.Signals(signum).name in PASSED_TO_WORKERS:
                 (node.handle if node else self._nodes).send(PassSignal(signum))
-        elif not (requeues and signum in self.signals) and self.requests.is_new(event.received_at):
-            self._on_request(signum, "; the job is requeued afterwards" if requeues else "")
-
-    def _requeues(self, signum: int) -> bool:
-        job = self._config.slurm_job
-        return job is not None and signal.Signals(signum).name in job.requeue_on
+        elif not (follows and signum in self.signals) and self.requests.is_new(event.received_at):
+            self._on_request(signum, follows and f"; {follows}")
 
     def _stops(self, signum: int) -> bool:
-        return self._requeues(signum) or signal.Signals(signum).name in self._config.signals
+        return signal.Signals(signum).name in self._config.signals
 
     def on_stop_request(self) -> None:
         """Another process of the user stops the run: as SIGTERM, also where that does not stop it.

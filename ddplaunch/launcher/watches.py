@@ -144,6 +144,10 @@ class Watch:
         """The user stops the run. Returns whether only this watch still has something to stop, and has stopped it."""
         return False
 
+    def after_stop(self, signum: int) -> str:
+        """What follows if this signal stops the run, for the message; a scheduler may send it to several processes."""
+        return ""
+
     def on_loop_ended(self) -> None:
         """``Run`` handles no more events: all agents have ended, or there was an unexpected error. Stop what you do."""
 
@@ -234,6 +238,10 @@ class Watches:
     def on_stop(self, signum: int) -> bool:
         """The user stops the run. Returns whether a watch has stopped all that is left of it."""
         return any(watch.on_stop(signum) for watch in self.all)
+
+    def after_stop(self, signum: int) -> str:
+        """What follows if this signal stops the run, as the first watch says that begins something; empty: nothing."""
+        return next(filter(None, (watch.after_stop(signum) for watch in self.all)), "")
 
     def on_loop_ended(self) -> None:
         """``Run`` handles no more events. An error of one watch keeps no other from its end."""

@@ -105,7 +105,7 @@ FROM_ELSEWHERE = {
     "rendezvous": "--nnodes and --rdzv-*, tests/unit/test_build_config.py",
     "master_addr": "--master-addr, --rdzv-endpoint",
     **dict.fromkeys(("join_timeout_s", "lost_after_s"), "--rdzv-conf, tests/unit/test_host_options.py"),
-    **dict.fromkeys(("task", "slurm_job", "notices"), "tests/unit/test_schedulers.py"),
+    **dict.fromkeys(("task", "slurm_job", "requeue_on", "notices"), "tests/unit/test_schedulers.py"),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.launcher import outcome
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from tests.support import golden
@@ -14,7 +13,7 @@ PEER_GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by
 
 
 def test_a_run_has_one_outcome_and_one_exit_code() -> None:
-    """A question is what rank 1 has raised, signals, a job of SLURM, and fields of its exit and of the attempt."""
+    """A question is what rank 1 has raised, signals, and fields of its exit and of the attempt."""
 
     def told(question: str) -> str:
         given = golden.keywords(question)
@@ -22,16 +21,14 @@ def test_a_run_has_one_outcome_and_one_exit_code() -> None:
         exit_ = WorkerExit(1, 0, "node1", 1, 1, stopped=False, time_s=0.0, duration_s=1.0)
         exit_ = replace(exit_, error=WorkerError(message, "", 0.0), **given.pop("exit", {}))
         signals = tuple(getattr(signal, name) for name in given.pop("signals", ()))
-        job = SlurmJob("7", **given.pop("job")) if "job" in given else None
         left = given.pop("left", ())
         attempt = AttemptResult(0, given.pop("outcome", "failed"), (exit_,), 1.0, cause=exit_)
         result = outcome.result(
             run_id="run", attempts=[replace(attempt, **given)], error=None, signals=signals, unkillable_pids=left,
-            unreachable_hosts=(), duration_s=1.0, run_dir=None, job=job,
+            unreachable_hosts=(), duration_s=1.0, run_dir=None,
         )  # fmt: skip
-        assert (result.unkillable_pids, result.slurm_job) == (left, job)
+        assert result.unkillable_pids == left
         first = result.first_failure
-        will_requeue = ", requeued" if result.will_requeue else ""
-        return f"{result.outcome}, {result.exit_code}, first: {first and first.rank}{will_requeue}"
+        return f"{result.outcome}, {result.exit_code}, first: {first and first.rank}"
 
     golden.check_answers("outcomes", told)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch import features
 from ddplaunch.cli import main
 from ddplaunch.cli.scheduler_options import transport_of_command
 from ddplaunch.cluster import schedulers
@@ -113,13 +114,15 @@ def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_
     pages: str, config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    monkeypatch.setattr("shutil.which", lambda _: "scontrol")
+    monkeypatch.setattr("ddplaunch.features.slurm.scontrol.run", lambda *_: (0, "BatchFlag=1 Requeue=1"))
     monkeypatch.chdir(tmp_path)
     Path("nodes").write_text("a1\na1\na2\na2\n")
 
     def page(question: str) -> str:
         words, dashes, options = question.partition(" --")
         argv = f"{dashes}{options}".split()
-        return told(config_of(environment(words), *argv))
+        return told(features.prepared(config_of(environment(words), *argv)))
 
     golden.check_pages(pages, page)
 

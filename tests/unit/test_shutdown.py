@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.shutdown import Shutdown
@@ -23,15 +22,14 @@ class Run:
 
     connected = ()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **job: object) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, follows: str = "") -> None:
         self.said: list[str] = []
         self.now = 100.0
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         messages = SimpleNamespace(show=lambda *_: None)
         hosts = {"hosts": (Host("a"), Host("b")), "min_nodes": 2, "max_nodes": 2}
-        slurm_job = SlurmJob(id="7", **job) if job else None  # type: ignore[arg-type]
-        config = LaunchConfig(script="train.py", slurm_job=slurm_job, **hosts)  # type: ignore[arg-type]
-        self.stopping = Shutdown(config, self, messages, lambda _: False)  # type: ignore[arg-type]
+        config = LaunchConfig(script="train.py", **hosts)  # type: ignore[arg-type]
+        self.stopping = Shutdown(config, self, messages, lambda _: False, lambda _: follows)  # type: ignore[arg-type]
 
     def stop_connecting(self) -> None: ...
 
@@ -61,8 +59,7 @@ class Run:
 def test_a_run_is_stopped_once_and_at_once_if_that_is_asked_for_again(monkeypatch: pytest.MonkeyPatch):
     def story(text: str) -> str:
         name, _, steps = text.partition(": ")
-        job = {"requeue_on": ("SIGTERM",)} if "requeues" in name else {}
-        return golden.play(Run(monkeypatch, **job), steps)
+        return golden.play(Run(monkeypatch, "a requeue" if "requeues" in name else ""), steps)
 
     golden.check_pages("shutdowns", story)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ddplaunch.features.slurm.requeue import is_cancelled
+import signal
+
+from ddplaunch.cluster.job import SlurmJob
+from ddplaunch.features.slurm.requeue import is_cancelled, with_job
+from ddplaunch.protocol.results import RunResult
 from tests.support import golden
 
 TOLD = (
@@ -14,3 +18,15 @@ TOLD = (
 def test_only_a_cancelled_job_is_let_go():
     """A question is the state of the job, its reason, and when it was preempted."""
     golden.check_answers("requeued_jobs", lambda question: is_cancelled(TOLD.format(*question.split())))
+
+
+def test_a_run_that_is_to_be_requeued_says_so_and_only_one_of_its_launchers_has_the_exit_code():
+    def told(question: str) -> str:
+        given = golden.keywords(question)
+        signals = [signal.Signals[name] for name in given["signals"]]
+        result = RunResult("run", 128 + signals[0], given.get("outcome", "stopped"), 1.0, ())
+        result = with_job(result, job := SlurmJob("7", **given["job"]), signals)
+        assert result.slurm_job == job
+        return f"{result.exit_code}{', requeued' if result.will_requeue else ''}"
+
+    golden.check_answers("requeues", told)

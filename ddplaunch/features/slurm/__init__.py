@@ -20,14 +20,21 @@ def rows() -> tuple[object, ...]:
             "--requeue-on",
             "USR1,TERM",
             "In a SLURM job these signals also stop the run, and SLURM then requeues the job. Default: none.",
-            "",
+            sets="requeue_on",
+            parse=_signals,
             heading="Restarts and stopping",
         ),
     )
 
 
+def _signals(text: str, option: str) -> tuple[str, ...]:
+    from ddplaunch.features.slurm.requeue import parse_signals
+
+    return parse_signals(text, option)
+
+
 def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
-    """``config`` with a warning if SLURM would not requeue the job; raise LaunchError if it cannot be asked."""
+    """As ``requeue.prepare``."""
     from ddplaunch.features.slurm.requeue import prepare
 
     return prepare(config)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import matching
 from ddplaunch.errors import Level
-from ddplaunch.features.slurm import scontrol
+from ddplaunch.features.slurm import requeue, scontrol
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, NodeDeparts, RunIdAgreed
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.launcher.watches import RunEnd, RunServices
+    from ddplaunch.protocol.results import RunResult
 
 INTERVAL_S = 60.0
 _LIMIT_S = 2.0
@@ -137,12 +138,18 @@ class Requeue(Watch):
     """Requeues the SLURM job of a run."""
 
     def __init__(self, run: RunServices) -> None:
-        self._show = run.messages.show
+        self._job, self._shutdown, self._show = run.config.slurm_job, run.shutdown, run.messages.show
+
+    def after_stop(self, signum: int) -> str:
+        """Whether it is a signal of ``--requeue-on``."""
+        return "the job is requeued afterwards" if requeue.is_asked_for(self._job, [signum]) else ""
+
+    def add_to_result(self, result: RunResult) -> RunResult:
+        """Add the job, and whether SLURM starts it again."""
+        return requeue.with_job(result, self._job, self._shutdown.signals)
 
     def on_run_ended(self, end: RunEnd) -> None:
         """Requeue the job if the run is to continue."""
-        from ddplaunch.features.slurm import requeue
-
         requeue.requeue(end.result, self._show)
 
 

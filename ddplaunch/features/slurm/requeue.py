@@ -8,14 +8,16 @@ while the processes of the job are being ended.
 from __future__ import annotations
 
 import shutil
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import LaunchError, Level, StartNotice
+from ddplaunch.errors import LaunchError, Level, OptionError, StartNotice
 from ddplaunch.features.slurm import scontrol
+from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ddplaunch.cluster.job import SlurmJob
     from ddplaunch.config import LaunchConfig
@@ -24,23 +26,54 @@ if TYPE_CHECKING:
 _SHOW_S, _REQUEUE_S = 15.0, 60.0
 
 
-def prepare(config: LaunchConfig) -> LaunchConfig:
-    """Before the run: ``config`` with a warning if SLURM would not requeue the job.
+_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
+"""Agents handle these signals too, because SLURM may send them to the steps of a job only."""
+
+
+def parse_signals(text: str, option: str) -> tuple[str, ...]:
+    """Comma-separated signal names, with or without SIG as in sbatch's ``--signal``; empty: none.
 
     Raises:
+        OptionError: another signal.
+    """
+    words = tuple(word.strip().upper() for word in text.split(",") if word.strip())
+    names = tuple(word if word.startswith("SIG") else f"SIG{word}" for word in words)
+    for word, name in zip(words, names, strict=True):
+        if name not in _SIGNALS:
+            known = ", ".join(_short(_SIGNALS))
+            raise OptionError(option, text, f"{word} must be one of {known}")
+    return names
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    return [name.removeprefix("SIG") for name in names]
+
+
+def prepare(config: LaunchConfig) -> LaunchConfig:
+    """Before the run: ``config`` with what is known of the job, and a warning if SLURM would not requeue it.
+
+    Raises:
+        OptionError: a requeue is wanted, and this is no job of SLURM.
         LaunchError: there is no ``scontrol``. Every node checks, so that all nodes fail in this case.
     """
-    job = config.slurm_job
-    if job is None or not job.requeue_on:
-        return config
-    if not shutil.which("scontrol"):
+    job, requeue_on = config.slurm_job, config.requeue_on
+    if job is None:
+        hint = "Leave it out, or start the job with sbatch, and without `--cluster none`."
+        raise OptionError("--requeue-on", ",".join(_short(requeue_on)), "this is not a job of SLURM", hint)
+    notices = []
+    if job.requeue_count and job.requests_requeue:
+        times = plural(job.requeue_count, "time")
+        notices.append(StartNotice("info", f"SLURM has requeued this job {times} ({job.id})"))
+    if requeue_on and not shutil.which("scontrol"):
         raise LaunchError(
             "--requeue-on: the command scontrol is not in PATH",
             "A container needs SLURM's commands, its configuration and munge's socket.",
         )
-    problem = _problem(job) if job.requests_requeue else ""
-    notices = (StartNotice("warning", f"--requeue-on: {problem}"),) if problem else ()
-    return replace(config, notices=(*config.notices, *notices))
+    job = replace(job, requeue_on=requeue_on, requests_requeue=bool(requeue_on) and job.requests_requeue)
+    if job.requests_requeue and (problem := _problem(job)):
+        notices.append(StartNotice("warning", f"--requeue-on: {problem}"))
+    signals = (*config.signals, *requeue_on)
+    return replace(config, slurm_job=job, signals=signals, notices=(*config.notices, *notices))
 
 
 def _problem(job: SlurmJob) -> str:
@@ -54,6 +87,19 @@ def _problem(job: SlurmJob) -> str:
         remedy = f"allow it by sbatch --requeue, or now by `scontrol update JobId={job.id} Requeue=1`"
         return f"SLURM would not requeue job {job.id}: {remedy}"
     return ""
+
+
+def is_asked_for(job: SlurmJob | None, signals: Iterable[int]) -> bool:
+    """Whether SLURM is to requeue the job after one of these signals."""
+    return job is not None and any(signal.Signals(signum).name in job.requeue_on for signum in signals)
+
+
+def with_job(result: RunResult, job: SlurmJob | None, signals: Iterable[int]) -> RunResult:
+    """``result`` of a run in ``job`` that these signals have stopped, with what SLURM does next."""
+    requeues = result.outcome == "stopped" and is_asked_for(job, signals)
+    # With `srun --kill-on-bad-exit`, a step that fails would end the one that requeues the job.
+    code = 0 if requeues and job and not job.requests_requeue else result.exit_code
+    return replace(result, exit_code=code, slurm_job=job, will_requeue=requeues)
 
 
 def requeue(result: RunResult, show: Callable[[str, int], None]) -> None:
