@@ -1,4 +1,4 @@
-"""Rows of the tables of options, commands and schedulers, and parsers that several rows use.
+"""Rows of the tables of options, commands, schedulers and transports, and parsers that several rows use.
 
 The command line makes its parser and its help page of the rows: its own, and those that the features bring. What a row
 names as ``module:name`` is imported on use. Options and commands are no dataclasses, whose methods would take 2 ms of
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddplaunch.errors import OptionError
 from ddplaunch.late_dataclass import dataclass
@@ -191,13 +191,16 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerRow:
-    """One way in which a scheduler starts ddplaunch.
+    """One way in which a scheduler starts ddplaunch. The innermost that has started it counts.
 
     Attributes:
         word: the value of ``--cluster`` that selects it.
+        starts: it is an MPI launcher, which may run in a step of a job; or what starts a step, which is in a job; or
+            what starts the job's script, or a pod.
         variables: environment variables that are all set where this scheduler started ddplaunch.
         read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
             None if they are those of another job, or say too little.
+        read_job: the same for ``LaunchConfig.slurm_job``, and whether this is the run's first launcher; empty: none.
         own: patterns of the names of its variables, which are not forwarded to other machines.
         ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
             shows a usage error.
@@ -208,12 +211,37 @@ class SchedulerRow:
     """
 
     word: str
+    starts: Literal["mpi", "step", "job"]
     variables: tuple[str, ...]
     read: str
     own: tuple[str, ...]
+    read_job: str = ""
     ranks: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
     job_processes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportRow:
+    """One way in which the agents of a run are started and reached.
+
+    Attributes:
+        name: its word for ``--transport``, and in ``LaunchConfig.transport``.
+        code: its subclass of ``Transport``, ``module:name``.
+        way: how the agents are started, as ``--plan`` says it.
+        keeps_warm: its agents may leave a keeper for the next run.
+        where: where it can be used, as the help of ``--transport`` says it; empty: everywhere.
+        login: what opens a shell on a host, for hints; empty: they name nothing.
+        takes_logins: it uses the user and the port that a host of ``--hosts`` has; others refuse them.
+    """
+
+    name: str
+    code: str
+    way: str
+    keeps_warm: bool
+    where: str = ""
+    login: str = ""
+    takes_logins: bool = False
 
 
 def load(path: str) -> Any:

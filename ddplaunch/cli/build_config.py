@@ -9,12 +9,13 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli import host_options, rendezvous_options, scheduler_options, values
+from ddplaunch.cli import host_options, rendezvous_options, scheduler_options
 from ddplaunch.cli.options import ROWS
 from ddplaunch.config import LINE_PREFIX, Entry, LaunchConfig, OutputConfig, RemoteConfig, WorkerConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.rows import SSH
 from ddplaunch.timeouts import TimeoutConfig
+from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -123,6 +124,7 @@ def connection_options(
         found["remote"].setdefault("transport", scheduler_options.transport_of_command(hosts, options, environ))
     variables = host_options.forwarded(options, environ) if hosts else ()
     remote = RemoteConfig(**found["remote"], environ=variables)
+    transports.check(remote.transport, hosts)
     if not hosts and remote != RemoteConfig(connect_timeout_s=remote.connect_timeout_s):
         options_of_hosts = "--ssh-*, --remote-* and the other options about hosts"
         raise UsageError(f"{options_of_hosts} have an effect only with --hosts or --hostfile")
@@ -168,7 +170,7 @@ def checked(config: LaunchConfig) -> LaunchConfig:
         UsageError: an option without effect, where that is an error.
     """
     if config.hosts:
-        values.parse_transport(config.remote.transport, "--transport")
+        transports.check(config.remote.transport, config.hosts)
     notices, defaults = [], LaunchConfig(script="-")
     for row in ROWS:
         is_set = bool(row.only) and attrgetter(row.sets)(config) != attrgetter(row.sets)(defaults)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
-from ddplaunch.cli import values
 from ddplaunch.cluster.hostfile import read_hostfile, read_input
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, parse_hosts
 from ddplaunch.errors import OptionError, UsageError
 from ddplaunch.rows import HOSTS, REAL_RUN, SSH, Option, flag, parse_positive_seconds, parse_whole
+from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ ROWS = (
         "--hosts",
         "gpu[1-4],USER@HOST:PORT",
         "Hosts to start nodes on. Default: DDPLAUNCH_HOSTS.",
-        short="hosts to start nodes on, over SSH",
+        short="hosts to start nodes on",
     ),
     Option(
         "--hostfile",
@@ -76,9 +76,9 @@ ROWS = (
     Option(
         "--transport",
         "NAME",
-        "How the hosts are reached: ssh, or srun in a SLURM job. Default: srun for the nodes of the job, else ssh.",
+        f"How the hosts are reached: {transports.choice()}. Default: that of the scheduler which names them, else ssh.",
         sets="remote.transport",
-        parse=values.parse_transport,
+        parse=transports.parse,
         only=(REAL_RUN, HOSTS),
         completes="ddplaunch.transport.transports:of_hosts",
     ),

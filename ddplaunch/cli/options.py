@@ -220,7 +220,7 @@ _OWN: dict[str, tuple[Option, ...]] = {
         flag("-q --quiet", "Show only errors and the failure page.", sets="output.verbosity", gives=-1),
     ),
     "Nodes and rendezvous": rendezvous_options.ROWS,
-    "Hosts (started over SSH)": host_options.ROWS,
+    "Hosts": host_options.ROWS,
     "Before a run": (),
     COMING_BACK: (),
     EXISTING_RUNS: (),

@@ -17,10 +17,11 @@ from ddplaunch.cli import values
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
-from ddplaunch.cluster.job import ScheduledTask, SlurmJob
+from ddplaunch.cluster.scheduler_info import ScheduledTask, SlurmJob
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.rows import load
 
 if TYPE_CHECKING:
     from ddplaunch.cluster.scheduler_info import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
@@ -98,11 +99,12 @@ def _with_job(
     completed: CompletedOptions, scheduler: SchedulerInfo | None, environ: Mapping[str, str]
 ) -> CompletedOptions:
     """Add the SLURM job that contains this process, whichever program in it started ddplaunch."""
-    if "SLURM_JOB_ID" not in environ or completed.options["cluster"] == "none":
+    if completed.options["cluster"] == "none":
         return completed
-    from ddplaunch.cluster import slurm
-
-    return replace(completed, slurm_job=slurm.read_job(environ, is_first=not (scheduler and scheduler.index)))
+    is_first = not (scheduler and scheduler.index)
+    readers = (row.read_job for row in schedulers.jobs(environ) if row.read_job)
+    job = next((load(reader)(environ, is_first=is_first) for reader in readers), None)
+    return replace(completed, slurm_job=job)
 
 
 def _complete(

@@ -180,19 +180,6 @@ def split_rdzv_conf(text: str) -> dict[str, str]:
     return conf
 
 
-def parse_transport(text: str, option: str) -> str:
-    """How hosts are reached.
-
-    Raises:
-        OptionError: there is no such transport, or it reaches only this machine.
-    """
-    from ddplaunch.transport import transports
-
-    if text not in (known := transports.of_hosts()):
-        raise OptionError(option, text, f"must be {' or '.join(known)}")
-    return text
-
-
 def parse_folder(text: str, option: str) -> str | None:
     """The path of a folder, which need not exist; None for an empty text.
 

@@ -1,7 +1,7 @@
-"""What a scheduler or MPI launcher that started ddplaunch says of the start: SchedulerInfo, which its reader makes.
+"""What a scheduler or MPI launcher says of its job, and of how it started ddplaunch: SchedulerInfo, made by its reader.
 
-Used in the launcher, before the configuration is built. Pure. ``cli.scheduler_options`` decides between the scheduler's
-facts and the user's options.
+Pure. Used in the launcher, before the configuration is built: ``cli.scheduler_options`` decides between the scheduler's
+facts and the user's options. The configuration holds the task, which the agent gets, and the job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Literal
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.cluster.job import ScheduledTask
 from ddplaunch.late_dataclass import dataclass
 
 LOOPBACK = "127.0.0.1"
@@ -21,6 +20,61 @@ StartKind = Literal["node", "task", "allocation"]
 PORTS = (16384, 28671)
 """First and last candidate port: below the ports that Linux and Kubernetes assign (from 32768 and 30000) and torchrun's
 29400 and 29500, above those of most services."""
+
+IGNORE = "`--cluster none` makes ddplaunch ignore the scheduler."
+"""A hint of usage errors about what a scheduler has set."""
+
+
+@dataclass(frozen=True)
+class ScheduledTask:
+    """The only worker of this launcher, where the scheduler starts a ddplaunch for every worker.
+
+    Attributes:
+        node_rank: number of this worker's node; None if the ranks are not contiguous per node, which ``check_counts``
+            rejects.
+        tasks_per_node: numbers of workers of all nodes, in order; empty if only this node's number is known and the
+            numbers differ.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int | None
+    tasks_per_node: tuple[int, ...]
+
+    def environ(self) -> dict[str, str]:
+        """The worker's variables in the whole job; an agent with one worker would set other values.
+
+        Call ``check_counts`` first.
+        """
+        return {
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(len(self.tasks_per_node)),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+        }
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job as SLURM's commands identify it.
+
+    Attributes:
+        id: number of the job; ``12_3`` for a task of an array, whose number alone may mean the whole array.
+        requeue_count: how often SLURM has requeued the job.
+        requeue_on: names of the signals after which ddplaunch requests a requeue of the job.
+        requests_requeue: this launcher requests the requeue, if there is to be one: exactly one launcher of a run does.
+    """
+
+    id: str
+    requeue_count: int = 0
+    requeue_on: tuple[str, ...] = ()
+    requests_requeue: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +99,10 @@ class Advice:
 @dataclass(frozen=True, kw_only=True)
 class SchedulerInfo:
     """The scheduler that started ddplaunch, and the facts that its environment variables hold.
+
+    An ``allocation`` needs ``find_hosts``, and ``transport`` if they are not reached over SSH. Where there are several
+    launchers, all need the same ``first_host``, ``token`` and ``ports``, or ``find_endpoint``, which asks for them;
+    one of them ``is_server``; and each for a ``task`` has that.
 
     Attributes:
         name: the scheduler's name, for messages.

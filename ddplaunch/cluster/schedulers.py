@@ -1,8 +1,10 @@
 """The schedulers and MPI launchers that may have started ddplaunch, by one table, and which of them did.
 
-Runs in the launcher, before the configuration is built; a row names its reader, which is imported if the row's
-variables are set. The innermost scheduler is used: mpirun inside a SLURM job takes precedence over SLURM, and a step
-over its job.
+To add one: a ``SchedulerRow`` in the module ``tables`` of a feature, like ``features/other_schedulers/tables.py``, and
+the reader that it names, which is imported if the row's variables are set. The innermost scheduler is used: mpirun
+inside a SLURM job takes precedence over SLURM, and a step over its job.
+
+Runs in the launcher, before the configuration is built.
 """
 
 from __future__ import annotations
@@ -19,28 +21,12 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.scheduler_info import SchedulerInfo
 
-_SLURM = (
-    SchedulerRow(
-        word="slurm",
-        variables=("SLURM_STEP_NODELIST",),
-        read="ddplaunch.cluster.slurm:of_step",
-        own=("SLURM*", "SBATCH_*", "SRUN_*"),
-        ranks=("SLURM_PROCID",),
-    ),
-    SchedulerRow(
-        word="slurm",
-        variables=("SLURM_JOB_ID", "SLURM_JOB_NODELIST"),
-        read="ddplaunch.cluster.slurm:of_allocation",
-        own=("SLURM*", "SBATCH_*", "SRUN_*"),
-        job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        job_processes=("slurmstepd", "salloc"),
-    ),
+_INNERMOST_FIRST = ("mpi", "step", "job")
+
+TABLE: tuple[SchedulerRow, ...] = tuple(
+    sorted(features.listed("SCHEDULERS", "tables"), key=lambda row: _INNERMOST_FIRST.index(row.starts))
 )
-
-_OTHERS = tuple(row for module in features.loaded("schedulers") for row in module.ROWS)
-
-TABLE = (*(row for row in _OTHERS if row.ranks), *_SLURM, *(row for row in _OTHERS if not row.ranks))
-"""The rows are tried in this order; the first that applies is used. What numbers its processes runs inside of a job."""
+"""The rows of all features. They are tried in this order; the first that applies is used."""
 
 WORDS = ("auto", "none", *dict.fromkeys(row.word for row in TABLE))
 """Values of ``--cluster``."""

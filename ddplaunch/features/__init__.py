@@ -36,7 +36,8 @@ class Feature(NamedTuple):
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
     ``hosts``: ``select(hosts, options)`` returns those of the named hosts that a run or a command uses.
     ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs of a node's workers for ``numa_binding``.
-    ``schedulers``: ``ROWS`` are schedulers that may have started ddplaunch, see ``cluster.schedulers``.
+    ``tables``: rows of ``rows`` for tables of the core: ``SCHEDULERS`` that may have started ddplaunch, see
+    ``cluster.schedulers``, and ``TRANSPORTS``, see ``transport.transports``. Imported by each start of the command.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
     and ``FROM_LAUNCHER`` what a command and a launcher say over the control socket.
@@ -75,13 +76,13 @@ FEATURES = (
     Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("workers.debug_on_error",)),
     Feature("faults", ("launcher", "agent", "records"), only="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "runs", "usage")),
-    Feature("slurm", ("launcher",), before_run=("requeue_on",), only="slurm_job"),
+    Feature("slurm", ("launcher", "tables"), before_run=("requeue_on",), only="slurm_job"),
     Feature("metrics", ("launcher",), ("usage",), only="output.metrics_file"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher",), needs=("runs",)),
     Feature("host_filter", ("hosts",)),
     Feature("numa", ("cpus",)),
-    Feature("other_schedulers", ("schedulers",), declares=False),
+    Feature("other_schedulers", ("tables",), declares=False),
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults",)),
@@ -174,9 +175,14 @@ def texts(config: object) -> dict[str, str]:
 
 
 @cache
+def listed(name: str, module: str) -> tuple[Any, ...]:
+    """What the modules ``module`` of all features list under ``name``: all of it."""
+    return tuple(item for each in loaded(module) for item in getattr(each, name, ()))
+
+
 def records(direction: str, module: str = "records") -> tuple[type, ...]:
     """The records of all features for a direction, as in ``Feature``; of their modules ``records`` or ``queries``."""
-    return tuple(record for each in loaded(module) for record in getattr(each, direction, ()))
+    return listed(direction, module)
 
 
 def answering(query: object) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
-from ddplaunch.cluster.job import SlurmJob
+from ddplaunch.cluster.scheduler_info import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import (

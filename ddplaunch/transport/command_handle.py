@@ -25,6 +25,7 @@ from ddplaunch.transport.local import PopenHandle
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.handle import Post, WriteOutput
 
@@ -156,22 +157,23 @@ class CommandTransport(Transport):
 
     @staticmethod
     @abc.abstractmethod
-    def carrier(config: LaunchConfig, host: str) -> tuple[str, ...]:
-        """The command and its options; behind them follows what it executes on the node ``host``, a display name.
+    def carrier(config: LaunchConfig, host: Host) -> tuple[str, ...]:
+        """The command and its options; behind them follows what it executes on ``host``.
 
         It carries stdin and stdout without a terminal, ends at SIGTERM, and exits with the code of what it executes.
+        ``host`` has a user and a port only with ``TransportRow.takes_logins``.
         """
 
     @classmethod
-    def command(cls, config: LaunchConfig, host: str) -> tuple[str, ...]:
-        return (*cls.carrier(config, host), "/bin/sh", "-c", remote_start.COMMAND)
+    def command(cls, config: LaunchConfig, index: int) -> tuple[str, ...]:
+        return (*cls.carrier(config, config.hosts[index]), "/bin/sh", "-c", remote_start.COMMAND)
 
     def environment(self) -> dict[str, str]:
         """Variables of the command."""
         return dict(os.environ)
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: remote_start.Purpose) -> CommandHandle:
-        command = self.command(self._config, self.node_names[index])
+        command = self.command(self._config, index)
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         try:
             return CommandHandle(self.node_names[index], command, self.environment(), start, post, output)

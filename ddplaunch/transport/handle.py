@@ -235,8 +235,8 @@ class Transport(abc.ABC):
         """Release the resources that the handles share, after all handles are closed."""
 
     @staticmethod
-    def command(_config: LaunchConfig, _host: str) -> tuple[str, ...]:
-        """What is executed to start an agent on a host: one text for its shell, or the arguments of a command here.
+    def command(_config: LaunchConfig, _index: int) -> tuple[str, ...]:
+        """What is executed to start an agent of a node: one text for its shell, or the arguments of a command here.
 
         ``--plan`` shows it, so it contacts nobody.
         """

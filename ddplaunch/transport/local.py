@@ -127,7 +127,7 @@ class LocalTransport(Transport):
     is_remote = False
 
     @staticmethod
-    def command(_config: LaunchConfig, _host: str) -> tuple[str, ...]:
+    def command(_config: LaunchConfig, _index: int) -> tuple[str, ...]:
         """The agent's process, whichever node it simulates."""
         return agent_process.COMMAND
 

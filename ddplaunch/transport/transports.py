@@ -5,30 +5,18 @@ Runs in the launcher. A row names its code, which is imported when a run or a co
 
 from __future__ import annotations
 
-from ddplaunch.errors import UsageError
-from ddplaunch.late_dataclass import dataclass
+from typing import TYPE_CHECKING
 
+from ddplaunch import features
+from ddplaunch.errors import OptionError, UsageError
+from ddplaunch.rows import TransportRow
 
-@dataclass(frozen=True, kw_only=True)
-class TransportRow:
-    """One transport.
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-    Attributes:
-        name: its word for ``--transport``, and in ``LaunchConfig.transport``.
-        code: its subclass of ``Transport``, ``module:name``.
-        way: how the agents are started, as ``--plan`` says it.
-        keeps_warm: its agents may leave a keeper for the next run.
-        login: what opens a shell on a host, for hints; empty: they name nothing.
-    """
+    from ddplaunch.cluster.hosts import Host
 
-    name: str
-    code: str
-    way: str
-    keeps_warm: bool
-    login: str = ""
-
-
-TABLE = (
+TABLE: tuple[TransportRow, ...] = (
     TransportRow(
         name="local",
         code="ddplaunch.transport.local:LocalTransport",
@@ -41,20 +29,20 @@ TABLE = (
         way="over SSH",
         keeps_warm=True,
         login="ssh HOST",
+        takes_logins=True,
     ),
-    TransportRow(
-        name="srun",
-        code="ddplaunch.transport.srun:SrunTransport",
-        way="through srun",
-        keeps_warm=False,  # The end of a job step ends all of its processes.
-        login="srun --overlap --nodelist=HOST --pty bash",
-    ),
+    *features.listed("TRANSPORTS", "tables"),
 )
 
 
 def of_hosts() -> tuple[str, ...]:
     """The names of those that reach other machines."""
     return tuple(each.name for each in TABLE if each.name != "local")
+
+
+def choice() -> str:
+    """Those that reach other machines, as the help of ``--transport`` says it: ``ssh, or srun in a SLURM job``."""
+    return ", or ".join(f"{each.name} {each.where}".rstrip() for each in TABLE if each.name != "local")
 
 
 def row(name: str) -> TransportRow:
@@ -67,3 +55,23 @@ def row(name: str) -> TransportRow:
         if each.name == name:
             return each
     raise UsageError(f"there is no transport {name}", f"There are: {', '.join(each.name for each in TABLE)}.")
+
+
+def parse(name: str, option: str) -> str:
+    """``name``, of a transport that reaches other machines.
+
+    Raises:
+        OptionError: there is no such transport, or it reaches only this machine.
+    """
+    if name not in (known := of_hosts()):
+        raise OptionError(option, name, f"must be {' or '.join(known)}")
+    return name
+
+
+def check(name: str, hosts: Iterable[Host]) -> None:
+    """Raise UsageError if the transport ``name`` cannot be used for ``hosts`` as they are named."""
+    way = row(parse(name, "--transport"))
+    for host in hosts:
+        if (host.user or host.port) and not way.takes_logins:
+            message = f"{host}: a user and a port have no effect with --transport {name}"
+            raise UsageError(message, f"Write {host.name}, or use --transport ssh.")

@@ -29,7 +29,7 @@ class SilentTransport(CommandTransport):
     """Its command never reaches the host."""
 
     @staticmethod
-    def carrier(_config: LaunchConfig, _host: str) -> tuple[str, ...]:
+    def carrier(_config: LaunchConfig, _host: Host) -> tuple[str, ...]:
         return "sh", "-c", "echo no answer yet >&2; exec sleep 1000"
 
 

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.workers.start_plan import Placement, place_workers
-from ddplaunch.cluster.job import ScheduledTask
-from ddplaunch.config import LaunchConfig, WorkerConfig
+from ddplaunch.cluster.scheduler_info import ScheduledTask
+from ddplaunch.config import WorkerConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec
-from ddplaunch.transport import srun
 from tests.support import golden
 from tests.support.configs import a_round, agent_spec
 
@@ -140,9 +139,3 @@ def test_cpus_are_shared_with_the_nodes_other_tasks_unless_the_scheduler_has_dea
             assert "OMP_NUM_THREADS" not in placed("").shared_environ
         finally:
             os.sched_setaffinity(0, allowed)
-
-
-def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
-    inherited = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "SLURM_CPU_BIND": "x", "SLURM_NTASKS": "9", "A": "b"}
-    assert srun.environment(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
-    assert srun.SrunTransport.command(LaunchConfig(script="x.py"), "node7")[:2] == ("srun", "--nodelist=node7")

@@ -23,9 +23,8 @@ from ddplaunch.cluster.schedulers import TABLE, detect
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.protocol.env_forwarding import rule_of
-from ddplaunch.rows import SchedulerRow
+from ddplaunch.rows import SchedulerRow, TransportRow
 from ddplaunch.transport import transports
-from ddplaunch.transport.transports import TransportRow
 from tests.support import golden, texts
 
 
@@ -102,14 +101,8 @@ def told(config: LaunchConfig) -> str:
     return "\n".join(line for line in lines if line)
 
 
-@pytest.mark.parametrize(
-    "pages",
-    [
-        "schedulers",
-        pytest.param("other_schedulers", marks=pytest.mark.features),
-        pytest.param("scheduler_options", marks=pytest.mark.features),
-    ],
-)
+@pytest.mark.features
+@pytest.mark.parametrize("pages", ["schedulers", "other_schedulers", "scheduler_options"])
 def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_wins(
     pages: str, config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -167,9 +160,9 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
             transport="new-exec",
         )
 
-    reader = "ddplaunch.cluster.slurm"
+    reader = "ddplaunch.cluster.schedulers"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
-    row = SchedulerRow(word="new", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
+    row = SchedulerRow(word="new", starts="job", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
     transport = TransportRow(name="new-exec", code="", way="", keeps_warm=False)
     monkeypatch.setattr(transports, "TABLE", (*transports.TABLE, transport))

@@ -10,8 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.slurm import lint, parse_counts, parse_node_list, read_allocation, read_step
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.features.slurm import srun
+from ddplaunch.features.slurm.reader import lint, parse_counts, parse_node_list, read_allocation, read_step
 from tests.support import golden
 
 JOB = {
@@ -146,3 +149,13 @@ def test_counts_are_one_per_node_or_refused():
 def test_counts_read_back(runs: list[tuple[int, int]]):
     text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
     assert parse_counts(text) == tuple(count for count, times in runs for _ in range(times))
+
+
+# Steps for agents.
+
+
+def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
+    inherited = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "SLURM_CPU_BIND": "x", "SLURM_NTASKS": "9", "A": "b"}
+    assert srun.environment(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
+    config = LaunchConfig(script="x.py", hosts=(Host("node7"),))
+    assert srun.SrunTransport.command(config, 0)[:2] == ("srun", "--nodelist=node7")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from ddplaunch.cluster.job import SlurmJob
+from ddplaunch.cluster.scheduler_info import SlurmJob
 from ddplaunch.features.slurm.requeue import is_cancelled, with_job
 from ddplaunch.protocol.results import RunResult
 from tests.support import golden

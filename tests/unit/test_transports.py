@@ -8,16 +8,16 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.launcher import setup
-from ddplaunch.rows import load
+from ddplaunch.rows import TransportRow, load
 from ddplaunch.transport import transports
 from ddplaunch.transport.handle import Transport, discard_output
 
 
 @pytest.mark.parametrize("row", transports.TABLE, ids=lambda row: row.name)
-def test_a_row_names_a_transport_and_its_command(row: transports.TransportRow) -> None:
+def test_a_row_names_a_transport_and_its_command(row: TransportRow) -> None:
     transport = load(row.code)
     assert issubclass(transport, Transport)
-    assert transport.command(LaunchConfig(script="x.py"), "gpu1")
+    assert transport.command(LaunchConfig(script="x.py", hosts=(Host("gpu1"),)), 0)
 
 
 def test_an_unknown_transport_is_refused() -> None:

@@ -1,5 +1,5 @@
 """Schedulers besides SLURM: MPI's launchers, LSF, PBS and Kubernetes. What starts ddplaunch names the nodes.
 
-Runs in the launcher, before the configuration is built. ``schedulers`` has the rows for the table in
-``cluster/schedulers.py``, ``readers`` reads the variables. Must not import torch.
+Runs in the launcher, before the configuration is built. ``tables`` has their rows, ``readers`` reads the
+variables. Must not import torch.
 """

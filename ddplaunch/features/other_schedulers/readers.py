@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import parse_entry
-from ddplaunch.cluster.job import IGNORE, ScheduledTask
-from ddplaunch.cluster.scheduler_info import LOOPBACK, Advice, SchedulerInfo, candidate_ports
+from ddplaunch.cluster.scheduler_info import IGNORE, LOOPBACK, Advice, ScheduledTask, SchedulerInfo, candidate_ports
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import quote

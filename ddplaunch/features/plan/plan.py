@@ -159,7 +159,7 @@ def _node(
         row = transports.row(config.remote.transport)
         transport: type[Transport] = load(row.code)
         node = replace(node, python=start.python, directory=start.cwd, setup=start.setup, way=row.way)
-        return replace(node, reached=_address(config, index), command=transport.command(config, spec.host))
+        return replace(node, reached=_address(config, index), command=transport.command(config, index))
     return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
 
 

@@ -1,6 +1,7 @@
-"""A run in a SLURM job: nodes that SLURM drains or loses are left, and the job is requeued when its time is up.
+"""A run in a SLURM job: its variables, srun as a transport, nodes that SLURM drains, and a requeue when its time is up.
 
-The launcher asks ``scontrol``, and loads nothing of it in a run outside of SLURM. Must not import torch.
+``tables`` has the rows for it, ``reader`` reads the variables. The launcher asks ``scontrol``, and loads nothing of
+SLURM but the rows in a run outside of it. Must not import torch.
 """
 
 from __future__ import annotations

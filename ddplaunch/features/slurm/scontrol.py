@@ -11,8 +11,8 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.slurm import parse_node_list
 from ddplaunch.errors import UsageError
+from ddplaunch.features.slurm.reader import parse_node_list
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:

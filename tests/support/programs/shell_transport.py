@@ -11,20 +11,21 @@ from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, WorkerCon
 from ddplaunch.features.plan.page import page
 from ddplaunch.features.plan.plan import plan
 from ddplaunch.features.ps.ps import agents, find_runs, raise_failures
+from ddplaunch.rows import TransportRow
 from ddplaunch.transport import transports
 from ddplaunch.transport.command_handle import CommandTransport
 
 
 class ShellTransport(CommandTransport):
     @staticmethod
-    def carrier(config: LaunchConfig, host: str) -> tuple[str, ...]:
-        assert host in ("one", "two")
+    def carrier(config: LaunchConfig, host: Host) -> tuple[str, ...]:
+        assert host in HOSTS
         return ("env", f"WAY={config.remote.transport}")
 
 
 transports.TABLE = (
     *transports.TABLE,
-    transports.TransportRow(
+    TransportRow(
         name="shell",
         code="__main__:ShellTransport",
         way="through a shell",

@@ -13,6 +13,7 @@ from ddplaunch.transport.command_handle import CommandTransport
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
 
 _OPTIONS = (
@@ -54,9 +55,9 @@ class SrunTransport(CommandTransport):
     )
 
     @staticmethod
-    def carrier(_config: LaunchConfig, host: str) -> tuple[str, ...]:
+    def carrier(_config: LaunchConfig, host: Host) -> tuple[str, ...]:
         """A step of one task on ``host``, beside the other steps of the job."""
-        return ("srun", f"--nodelist={host}", *_OPTIONS)
+        return ("srun", f"--nodelist={host.name}", *_OPTIONS)
 
     def environment(self) -> dict[str, str]:
         """Variables of srun, which the agent inherits."""

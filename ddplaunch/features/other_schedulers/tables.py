@@ -1,4 +1,4 @@
-"""The rows of these schedulers; the first of ``cluster.schedulers.TABLE`` whose variables are set applies.
+"""The rows of these schedulers. ``cluster.schedulers`` tries those that start the same in their order here.
 
 Imported at each start of the command: imports no reader.
 """
@@ -7,9 +7,10 @@ from ddplaunch.rows import SchedulerRow
 
 _READERS = "ddplaunch.features.other_schedulers.readers"
 
-ROWS = (
+SCHEDULERS = (
     SchedulerRow(
         word="openmpi",
+        starts="mpi",
         variables=("OMPI_COMM_WORLD_RANK",),
         read=f"{_READERS}:open_mpi",
         own=("OMPI_*", "PMIX_*", "PRTE_*"),
@@ -17,6 +18,7 @@ ROWS = (
     ),
     SchedulerRow(
         word="jsrun",
+        starts="mpi",
         variables=("JSM_NAMESPACE_RANK",),
         read=f"{_READERS}:jsrun",
         own=("JSM_*",),
@@ -24,6 +26,7 @@ ROWS = (
     ),
     SchedulerRow(
         word="pals",
+        starts="mpi",
         variables=("PALS_RANKID",),
         read=f"{_READERS}:pals",
         own=("PALS_*",),
@@ -31,19 +34,31 @@ ROWS = (
     ),
     SchedulerRow(
         word="mpich",
+        starts="mpi",
         variables=("PMI_RANK", "MPI_LOCALRANKID"),  # srun --mpi=pmi2 sets PMI_RANK too.
         read=f"{_READERS}:mpich",
         own=("PMI_*",),
         ranks=("PMI_RANK",),
     ),
     SchedulerRow(
-        word="lsf", variables=("LSB_JOBID",), read=f"{_READERS}:lsf", own=("LSB_*",), job=("LSB_JOBID", "LSB_JOBINDEX")
+        word="lsf",
+        starts="job",
+        variables=("LSB_JOBID",),
+        read=f"{_READERS}:lsf",
+        own=("LSB_*",),
+        job=("LSB_JOBID", "LSB_JOBINDEX"),
     ),
     SchedulerRow(
-        word="pbs", variables=("PBS_JOBID", "PBS_NODEFILE"), read=f"{_READERS}:pbs", own=("PBS_*",), job=("PBS_JOBID",)
+        word="pbs",
+        starts="job",
+        variables=("PBS_JOBID", "PBS_NODEFILE"),
+        read=f"{_READERS}:pbs",
+        own=("PBS_*",),
+        job=("PBS_JOBID",),
     ),
     SchedulerRow(
         word="kubernetes",
+        starts="job",
         variables=("JOB_COMPLETION_INDEX",),
         read=f"{_READERS}:kubernetes",
         own=("JOB_COMPLETION_INDEX",),

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import MAX_HOSTS, expand, fold
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.cluster.job import IGNORE, ScheduledTask, SlurmJob
-from ddplaunch.cluster.scheduler_info import LOOPBACK, Advice, SchedulerInfo, candidate_ports
+from ddplaunch.cluster.scheduler_info import (
+    IGNORE,
+    LOOPBACK,
+    Advice,
+    ScheduledTask,
+    SchedulerInfo,
+    SlurmJob,
+    candidate_ports,
+)
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
