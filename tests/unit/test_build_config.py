@@ -103,9 +103,10 @@ def test_a_variable_stands_for_an_option_that_is_not_given(monkeypatch: pytest.M
             marks=pytest.mark.features,
         ),
         ({"duplicate_stdout_filters": ("x",), "log_dir": NO_LOGS}, "only with log files"),
-        (
+        pytest.param(
             {"hosts": HOSTS, "remote": RemoteConfig(transport="srun", port=2222)},
             "--ssh-port has an effect only over SSH, with --hosts or --hostfile",
+            marks=pytest.mark.features,
         ),
     ],
 )
@@ -120,10 +121,11 @@ def test_an_option_without_effect_is_refused(settings: dict[str, Any], words: st
 @pytest.mark.parametrize("name", ["local", "teleport"])
 def test_hosts_are_reached_by_a_transport_to_hosts(name: str) -> None:
     config = launch_config(script="x.py", hosts=HOSTS, remote=RemoteConfig(transport=name))
-    with pytest.raises(UsageError, match=f"--transport {name}: must be ssh or srun"):
+    with pytest.raises(UsageError, match=f"--transport {name}: must be ssh"):
         ddplaunch.launch(config)
 
 
+@pytest.mark.features
 def test_an_option_that_has_an_effect_is_accepted() -> None:
     for settings in (
         {"compile_on_cpu": True, "dry_run": True},

@@ -48,6 +48,7 @@ def test_every_name_falls_under_the_last_rule_if_under_no_other():
 # -x NAME and -x NAME=VALUE.
 
 
+@pytest.mark.features
 def test_what_is_asked_for_goes_along_beside_the_settings():
     """A question is the words of ``-x``, and after `` | `` the env file."""
 
