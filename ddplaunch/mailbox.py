@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 E = TypeVar("E")
+K = TypeVar("K")
 
 NEVER = float("inf")
 """A deadline that does not come."""
@@ -69,6 +70,19 @@ class Mailbox(Generic[E]):
             return self._get(deadline)
         finally:
             signal.set_wakeup_fd(before)
+
+    def take(self, kind: type[K]) -> list[K]:
+        """The events of this ``kind`` that wait, before all others. Only the thread that calls ``get`` may call it."""
+        found: list[K] = []
+        position = 0
+        while position < len(self._events):
+            event = self._events[position]
+            if isinstance(event, kind):
+                found.append(event)
+                del self._events[position]
+            else:
+                position += 1
+        return found
 
     def _get(self, deadline: float) -> E | None:
         while not self._events:

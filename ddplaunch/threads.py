@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LOOK_S = 0.05
+"""Seconds between two looks of a thread that waits for another one."""
+
 
 def in_thread(name: str, work: Callable[[], object]) -> threading.Thread:
     """Call ``work`` in a new thread.
@@ -65,6 +68,36 @@ def begin(name: str, work: Callable[[], T], otherwise: T) -> Callable[[float], T
 
     post_from_thread(name, work, end, otherwise)
     return result
+
+
+def result_of(name: str, work: Callable[[], T], is_given_up: Callable[[], bool], otherwise: T) -> T:
+    """What ``work`` returns, or raises, in a new thread; ``otherwise`` as soon as ``is_given_up()``: it then goes on.
+
+    ``is_given_up`` is called every ``LOOK_S`` while this thread waits, and may do something else meanwhile. Where there
+    is no room for a thread, this one calls ``work``.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    is_over = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            is_over.set()
+
+    try:
+        in_thread(name, run)
+    except RuntimeError:
+        run()
+    while not is_over.wait(LOOK_S):
+        if is_given_up():
+            return otherwise
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 class OncePerKey(Generic[T]):

@@ -46,6 +46,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.system import run_tags, signals
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
+from ddplaunch.threads import result_of
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep
 
@@ -90,7 +91,7 @@ class Run:
         self._watches = watches = Watches(console.output)
         self._messages = messages = UserMessages(config, run_id, folder, console, watches.note)
         self._show = show = messages.show
-        self._attempts = Attempts(watches.explain)
+        self._attempts = Attempts(self._explain)
         transport = setup.transport_for(config, run_tag, watches.output, mailbox.post, early_agent, console.stdout_fd)
         spec = partial(setup.agent_spec_of_run, config, run_id, folder, transport.node_names)
         self._nodes = nodes = Nodes(transport, spec)
@@ -306,6 +307,19 @@ class Run:
             is_last = self._shutdown.in_progress and result.attempt + 1 >= self._attempts.next_number
             self._messages.attempt_ended(result, is_last=is_last)
 
+    def _explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
+        """Explained by all watches. With thousands of ranks that takes seconds: the user's signals act meanwhile."""
+        if not evidence:
+            return self._watches.explain(result, evidence)
+        work = partial(self._watches.explain, result, evidence)
+        return result_of("explain", work, self._on_signals, result)
+
+    def _on_signals(self) -> bool:
+        """Handle the signals that have arrived, before what else has; at the end of the run they are only counted."""
+        for event in () if self._nodes.all_finished else self._mailbox.take(signals.SignalReceived):
+            self._on_event(event)
+        return False
+
     # The end of a node.
 
     def _on_agent_ended(self, node: Node, unkillable_pids: tuple[int, ...]) -> None:
@@ -336,6 +350,10 @@ class Run:
             self._on_folder_moved(moved)
         error = self._shutdown.error or self._watches.failure(self._attempts.ended)
         lost, count = self._nodes.lost, self._shutdown.requests.count
+
+        def asked_again() -> int:
+            return self._shutdown.collect_signals(self._mailbox) - count
+
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
@@ -349,9 +367,9 @@ class Run:
         result = run_facts.completed(result, self._facts, self._nodes.all)
         result = self._watches.add_to_result(result)
         failure = outcome.with_leftovers(error, result) if lost else error
-        self._messages.run_ended(result, failure, self._watches.page_lines(result))
-        is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
-        self._watches.on_run_ended(RunEnd(result, error, self._nodes.losses, is_interrupted))
+        more = self._watches.page_lines(result), self._watches.report_lines(result)
+        self._messages.run_ended(result, failure, *more, asked_again=asked_again)
+        self._watches.on_run_ended(RunEnd(result, error, self._nodes.losses, lambda: asked_again() > 0))
         self._messages.close()
         if failure:
             raise failure

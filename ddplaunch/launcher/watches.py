@@ -129,7 +129,10 @@ class Watch:
         return False
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
-        """``result`` of all nodes, explained by what the agents' parts have sent with it (``Part.evidence``)."""
+        """``result`` of all nodes, explained by what the agents' parts have sent with it (``Part.evidence``).
+
+        In another thread, for which the main thread waits; it handles only signals meanwhile.
+        """
         return result
 
     def run_due(self, now: float) -> float:
@@ -161,6 +164,10 @@ class Watch:
 
     def page_lines(self, result: RunResult) -> Sequence[str]:
         """Lines for the failure page, below why the job has failed. The page escapes them."""
+        return ()
+
+    def report_lines(self, result: RunResult) -> Sequence[str]:
+        """Lines for report.txt, below the failure page, which are too many for the console. They are escaped."""
         return ()
 
     def on_run_ended(self, end: RunEnd) -> None:
@@ -263,6 +270,10 @@ class Watches:
     def page_lines(self, result: RunResult) -> list[str]:
         """The lines of all watches for the failure page."""
         return [line for watch in self.all for line in watch.page_lines(result)]
+
+    def report_lines(self, result: RunResult) -> list[str]:
+        """The lines of all watches for report.txt, below the failure page."""
+        return [line for watch in self.all for line in watch.report_lines(result)]
 
     def on_run_ended(self, end: RunEnd) -> None:
         """The result has been shown: do what follows, and wait for it, and for the console."""

@@ -15,6 +15,15 @@ def test_events_come_in_the_order_they_were_posted() -> None:
     assert [mailbox.get(0.0), mailbox.get(), mailbox.get(time.monotonic() + 60)] == ["a", "b", "c"]
 
 
+def test_events_of_one_kind_are_taken_before_the_others_which_stay_in_order() -> None:
+    mailbox: Mailbox[object] = Mailbox()
+    for event in (1, "a", 2, 3, "b"):
+        mailbox.post(event)
+    assert mailbox.take(int) == [1, 2, 3]
+    assert mailbox.take(int) == []
+    assert [mailbox.get(0.0), mailbox.get(0.0), mailbox.get(0.0)] == ["a", "b", None]
+
+
 def test_a_deadline_ends_the_wait() -> None:
     mailbox: Mailbox[str] = Mailbox()
     started = time.monotonic()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from ddplaunch.config import LaunchConfig, OutputConfig
 from ddplaunch.errors import LaunchError
+from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.protocol.results import AttemptResult, RunResult
@@ -22,6 +26,8 @@ class Console:
 
     def show(self, text: str) -> None:
         self.shown.append(text)
+
+    show_page = show
 
     def note(self, text: str) -> None:
         """Only in console.log."""
@@ -59,6 +65,33 @@ def test_a_run_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
     lost = "its logs are lost, and there is no report"
     assert lines == [f"ddplaunch: the run folder {folder} was deleted during the run: {lost}"]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_disk_that_does_not_answer_keeps_nobody_from_the_end(
+    asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user asks for the end once, and waits for a moment, or twice."""
+    monkeypatch.setattr("ddplaunch.launcher.display.messages._STOPPED_STALL_S", 0.1 if asked == 1 else 1000.0)
+    answers = threading.Event()
+    monkeypatch.setattr(report_files, "write_report", lambda *_: answers.wait(60))
+    told, lines = messages(LaunchConfig(script="t.py"), tmp_path)
+    attempt = AttemptResult(0, "failed", (), 1.0, reason="node1 is lost")
+    result = RunResult("r1", 84, "failed", 1.0, attempts=(attempt,), run_dir=str(tmp_path))
+    told.run_ended(result, None, asked_again=lambda: asked)
+    answers.set()
+    page, unwritten = lines
+    assert f"report:   could not be written to {tmp_path}/report.json" in page
+    assert unwritten == f"ddplaunch: not written, or only in part, in {tmp_path}: report.json: it took too long"
+
+
+def test_what_features_add_to_the_report_is_in_the_file_only(tmp_path: Path) -> None:
+    told, lines = messages(LaunchConfig(script="t.py"), tmp_path)
+    attempt = AttemptResult(0, "failed", (), 1.0, reason="node1 is lost")
+    told.run_ended(RunResult("r1", 84, "failed", 1.0, attempts=(attempt,)), None, ["why"], ["", "a\x1b table"])
+    (page,) = lines
+    assert "why" in page
+    assert (tmp_path / "report.txt").read_text() == f"{page}\n\na\\x1b table\n"
 
 
 def test_a_node_that_has_met_others_says_its_place_once_and_when_it_is_new() -> None:

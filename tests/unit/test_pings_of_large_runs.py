@@ -1,7 +1,7 @@
 """A run of 256 simulated nodes: whatever the launcher is busy with, every node is pinged meanwhile.
 
-Each test holds up one thing that takes long, until all nodes have got three more pings. A hang is explained and written
-beside the main thread, which would keep the user's Ctrl-C waiting.
+Each test holds up one thing that takes long, until all nodes have got three more pings. Hangs and failures
+are explained beside the main thread, which would keep the user's Ctrl-C waiting.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -40,9 +41,11 @@ from ddplaunch.protocol.launcher_agent import (
     EndpointOpen,
     JoinRendezvous,
     Ping,
+    StopWorkers,
 )
-from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, WithData
 from tests.support.configs import launch_config
@@ -73,6 +76,7 @@ class Agent(FakeHandle):
     def __init__(self, index: int, post: Callable[[object], None]) -> None:
         super().__init__()
         self.index, self.pings, self.has_sent_logs = index, 0, False
+        self.orders = list[StopWorkers]()
         self.post = lambda event: post(FromNode(index, event))
         self.post(AgentConnected(_FACTS))
 
@@ -80,6 +84,8 @@ class Agent(FakeHandle):
         match record:
             case Ping():
                 self.pings += 1
+            case StopWorkers():
+                self.orders.append(record)
             case AgentSpec():
                 self.post(AgentReady(1))
             case JoinRendezvous(rendezvous=settings) if settings.is_server:
@@ -147,7 +153,20 @@ class Script(Mailbox[object]):
         each(lambda _: LogsFound(1))
 
 
-BESIDE = ("explain", "write")
+def launch_all(script: Script, folder: Path, monkeypatch: pytest.MonkeyPatch) -> RunResult:
+    """Run the whole job in this process."""
+    monkeypatch.setattr(setup, "transport_for", lambda *_: script.cluster)
+    config = launch_config(
+        script="x.py", hosts=tuple(Host(f"node{n}") for n in range(NODES)), min_nodes=NODES, max_nodes=NODES,
+        max_restarts=1, log_dir=str(folder), collect_logs=True, page=False, lost_after_s=1000.0,
+    )  # fmt: skip
+    with open(os.devnull, "w") as null:
+        streams = null.fileno(), null.fileno()
+        with contextlib.closing(Console(setup.console_style(config, folder, streams[0]), *streams)) as console:
+            return Run(config, "r1", "r1", None, script, folder, console).run()
+
+
+BESIDE = ("explain", "explain_failure", "write")
 
 
 @pytest.mark.parametrize(
@@ -176,17 +195,27 @@ def test_all_nodes_are_pinged_while_the_launcher_is_busy(
 
     monkeypatch.setattr(place, name, held_up)
     monkeypatch.setattr(pings, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(setup, "transport_for", lambda *_: script.cluster)
-    config = launch_config(
-        script="x.py", hosts=tuple(Host(f"node{n}") for n in range(NODES)), min_nodes=NODES, max_nodes=NODES,
-        max_restarts=1, log_dir=str(tmp_path), collect_logs=True, page=False, lost_after_s=1000.0,
-    )  # fmt: skip
-    with open(os.devnull, "w") as null:
-        streams = null.fileno(), null.fileno()
-        with contextlib.closing(Console(setup.console_style(config, tmp_path, streams[0]), *streams)) as console:
-            result = Run(config, "r1", "r1", None, script, tmp_path, console).run()
+    result = launch_all(script, tmp_path, monkeypatch)
     assert [len(attempt.exits) for attempt in result.attempts] == [NODES, NODES]
     assert calls == [name] * times
+
+
+def test_ctrl_c_stops_the_next_attempt_while_the_failure_of_the_last_one_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = Script(tmp_path)
+    usual = explanation.explain_failure
+
+    def interrupted(*args: Any) -> Any:
+        if not script.cluster.agents[0].orders:
+            script.post(SignalReceived(signal.SIGINT))
+            wait_until(lambda: all(agent.orders for agent in script.cluster.agents), 60.0, "no order to stop")
+        return usual(*args)
+
+    monkeypatch.setattr(explanation, "explain_failure", interrupted)
+    result = launch_all(script, tmp_path, monkeypatch)
+    assert result.signal == "SIGINT"
+    assert all(attempt.collectives for attempt in result.attempts)
 
 
 @pytest.mark.parametrize("is_command", [True, False])

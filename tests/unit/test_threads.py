@@ -16,7 +16,7 @@ from ddplaunch.agent.workers.output import Pump, Stream, output_pipe
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.system.unix_socket import Connection, LocalServer
-from ddplaunch.threads import begin, in_thread, post_from_thread
+from ddplaunch.threads import begin, in_thread, post_from_thread, result_of
 
 
 @pytest.fixture
@@ -73,6 +73,41 @@ def test_a_result_is_waited_for_until_the_deadline() -> None:
 @pytest.mark.usefixtures("shown")
 def test_a_result_is_the_other_one_if_the_call_fails() -> None:
     assert begin("a call", fail, "otherwise")(time.monotonic() + 60) == "otherwise"
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_result_is_waited_for_while_something_else_is_looked_after() -> None:
+    looked = threading.Event()
+
+    def look() -> bool:
+        looked.set()
+        return False
+
+    assert result_of("a call", lambda: looked.wait(60), look, None) is True
+    assert result_of("a call", lambda: threading.current_thread().name, never, "") == "a call"
+
+
+def test_a_call_in_a_thread_raises_here_what_it_raises_there(shown: list[str]) -> None:
+    with pytest.raises(ValueError, match="a bug"):
+        result_of("a call", fail, never, "")
+    assert shown == []
+
+
+def test_a_call_that_takes_too_long_is_given_up_and_goes_on() -> None:
+    may_end, ends = threading.Event(), list[bool]()
+    before = set(threading.enumerate())
+    assert result_of("a call", lambda: ends.append(may_end.wait(60)), lambda: True, "given up") == "given up"
+    may_end.set()
+    join_others(before)
+    assert ends == [True]
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_without_room_for_a_thread_this_one_makes_the_call() -> None:
+    assert result_of("a call", lambda: threading.current_thread().name, never, "") == "MainThread"
 
 
 def test_a_bug_with_one_connection_of_a_worker_does_not_refuse_the_next(capfd: pytest.CaptureFixture[str]) -> None:

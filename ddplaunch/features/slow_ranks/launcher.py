@@ -9,7 +9,6 @@ The launcher asks all nodes at the same time, so that the newest calls of their 
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import field, replace
 from functools import partial
@@ -21,9 +20,7 @@ from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleColl
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
-from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.run_folder import FAILURE_PAGE
-from ddplaunch.text import escape, median, size
+from ddplaunch.text import median, size
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
@@ -70,7 +67,7 @@ class SlowRanksWatch(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._is_on = run.config.timeouts.hang_report_s is not None
-        self._send, self._post, self._folder = run.send_to_all, run.post, run.folder
+        self._send, self._post = run.send_to_all, run.post
         self._show = partial(run.messages.show, kind="slow_rank")
         self._attempt, self._number = -1, 0
         self._participants: Sequence[int] = ()
@@ -188,17 +185,21 @@ class SlowRanksWatch(Watch):
             for each in (self._total.lateness() if self._total else ())
         )
 
+    def report_lines(self, result: RunResult) -> Sequence[str]:
+        """Which ranks cost the most."""
+        if not result.collectives:
+            return ()
+        from ddplaunch.features.slow_ranks import slow_ranks
+
+        title = "Which rank was last in collectives (the job's cost, in the samples that were taken):"
+        return ("", title, *slow_ranks.lateness_table(result.collectives))
+
     def on_run_ended(self, end: RunEnd) -> None:
-        """With ``--verbose``, show the rank that cost the most. A failed run gets those that did in report.txt."""
+        """With ``--verbose``, show the rank that cost the most. A failed run has those that did in report.txt."""
         if end.result.collectives:
             from ddplaunch.features.slow_ranks import slow_ranks
 
             self._show(slow_ranks.summary(end.result.collectives), Level.VERBOSE)
-            if (folder := self._folder()) and os.path.isfile(page := folder / FAILURE_PAGE):
-                title = "Which rank was last in collectives (the job's cost, in the samples that were taken):"
-                lines = ["", title, *slow_ranks.lateness_table(end.result.collectives)]
-                with kept_files.noting(page), open(kept_files.open_to_append(page), "a") as file:
-                    file.write("".join(f"{escape(line)}\n" for line in lines))
 
 
 # Why a rank is slower than the others, as far as the kernel's counters and its GPU tell.

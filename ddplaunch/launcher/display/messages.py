@@ -6,6 +6,8 @@ Runs in the launcher, in the main thread. Formats and shows; ``Run`` makes the d
 from __future__ import annotations
 
 import os
+import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
@@ -14,7 +16,8 @@ from ddplaunch.launcher.display.console import Progress
 from ddplaunch.protocol import first_failure
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import REPORT
-from ddplaunch.text import duration, plural, quote, ranks
+from ddplaunch.text import duration, escape, plural, quote, ranks
+from ddplaunch.threads import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +38,12 @@ _SHORT_S = 60.0
 
 _STALL_S, _STOPPED_STALL_S = 10.0, 2.0
 """Seconds to wait at the end for a stopped terminal; the second value applies after a signal of the user."""
+
+_FILES_S = 60.0
+"""Seconds for the report and all other files of a result; ``_STOPPED_STALL_S`` after the user has asked for the end,
+none after asking twice."""
+
+_GIVEN_UP = "it took too long"
 
 
 class UserMessages:
@@ -165,35 +174,40 @@ class UserMessages:
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL, "restart")
 
-    def run_ended(self, result: RunResult, error: LaunchError | None, page_lines: Sequence[str] = ()) -> None:
+    def run_ended(
+        self,
+        result: RunResult,
+        error: LaunchError | None,
+        page_lines: Sequence[str] = (),
+        report_lines: Sequence[str] = (),
+        asked_again: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Write the report, and show the failure page or how the run ended.
 
         ``error`` says why the run ended; the command shows it at last, so there is no failure page. ``page_lines`` are
-        what features add to that page.
+        what features add to that page, ``report_lines`` what only report.txt has. Files are written by a thread, which
+        is given up if a disk does not answer, or soon after the user has asked for the end: see ``_patience``.
         """
-        if self._folder and _is_deleted(self._folder):
+        page = partial(self._page, result, error, page_lines)
+        is_given_up = _patience(asked_again)
+        written = result_of("report", partial(self._write, result, page, report_lines), is_given_up, None)
+        if written is None and self._folder:
+            kept_files.note(self._folder / REPORT, TimeoutError(_GIVEN_UP))
+        is_deleted, text = written or (False, page(has_report=False))
+        if is_deleted:
             lost = "its logs are lost, and there is no report"
-            self.show(
-                f"the run folder {quote(str(self._folder), 1000)} was deleted during the run: {lost}", Level.ALWAYS
-            )
-        elif self._folder and self._is_remote:
-            report_files.write_failures(result, self._folder)
-        if self._folder:
-            report_files.write_report(result, self._folder)
-        has_report = self._folder is not None and not kept_files.is_noted(self._folder / REPORT)
-        text = ""
-        if result.outcome == "failed" and not error:
-            is_dry_run = self._config.dry_run
-            text = failure_page.page(
-                result, page_lines, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report
-            )
-        if self._folder and text:
-            report_files.write_page(text, self._folder)
-        report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-        if text and self._config.each_node_has_launcher and failure_page.is_shown_elsewhere(result):
+            folder = quote(str(self._folder), 1000)
+            self.show(f"the run folder {folder} was deleted during the run: {lost}", Level.ALWAYS)
+        self._show_result(result, error, text)
+        if self._folder and not is_deleted:
+            self._write_failures(result, self._folder, is_given_up)
+            self._show_unwritten(self._folder)
+
+    def _show_result(self, result: RunResult, error: LaunchError | None, page: str) -> None:
+        if page and self._config.each_node_has_launcher and failure_page.is_shown_elsewhere(result):
             self.show(failure_page.summary(result), Level.ALWAYS)
-        elif text:
-            self.console.show_page(text)
+        elif page:
+            self.console.show_page(page)
         elif error:
             self.console.note(f"ddplaunch: {error.text}")
             for line in result.attempts[-1].collectives if result.attempts else ():  # As after the loss of a node.
@@ -202,11 +216,35 @@ class UserMessages:
             self._show_end(result)
         for injected in result.injections:
             self.show(f"inject {injected.text}: {injected.account}", Level.NORMAL)
-        self._show_unwritten()
 
-    def _show_unwritten(self) -> None:
+    def _page(self, result: RunResult, error: LaunchError | None, more: Sequence[str], *, has_report: bool) -> str:
+        """The failure page; empty if there is none."""
+        if result.outcome != "failed" or error:
+            return ""
+        is_dry_run = self._config.dry_run
+        return failure_page.page(result, more, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report)
+
+    def _write(self, result: RunResult, page: Callable[..., str], report_lines: Sequence[str]) -> tuple[bool, str]:
+        """In a thread: write the report. Returns whether the run folder was deleted, and the failure page."""
+        is_deleted = self._folder is not None and _is_deleted(self._folder)
+        if self._folder:
+            report_files.write_report(result, self._folder)
+        text = page(has_report=self._folder is not None and not kept_files.is_noted(self._folder / REPORT))
+        if self._folder and text:
+            report_files.write_page("\n".join((text, *map(escape, report_lines))), self._folder)
+        report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+        return is_deleted, text
+
+    def _write_failures(self, result: RunResult, folder: Path, is_given_up: Callable[[], bool]) -> None:
+        """Of failed workers of other machines: for thousands of ranks it takes seconds."""
+        if self._is_remote and result.attempts:
+            write = partial(report_files.write_failures, result, folder)
+            if not result_of("failed", lambda: write() is None, is_given_up, False):
+                kept_files.note(folder / report_files.FAILED, TimeoutError(_GIVEN_UP))
+
+    def _show_unwritten(self, folder: Path) -> None:
         """Show which files of the run folder are missing, and why."""
-        if self._folder and (text := kept_files.not_written(self._folder)) and not _is_deleted(self._folder):
+        if text := kept_files.not_written(folder):
             self.show(quote(text, 2000), Level.ALWAYS)
 
     def _show_end(self, result: RunResult) -> None:
@@ -230,6 +268,20 @@ class UserMessages:
     def close(self) -> None:
         """Close the console; nothing can be shown afterwards."""
         self.console.close()
+
+
+def _patience(asked_again: Callable[[], int]) -> Callable[[], bool]:
+    """Returns a function: is it time to give up files? ``asked_again()``: how often the user has asked for the end."""
+    deadline = time.monotonic() + _FILES_S
+
+    def is_over() -> bool:
+        nonlocal deadline
+        count, now = asked_again(), time.monotonic()
+        if count:
+            deadline = min(deadline, now + _STOPPED_STALL_S)
+        return count > 1 or now > deadline
+
+    return is_over
 
 
 def _is_deleted(folder: Path) -> bool:
