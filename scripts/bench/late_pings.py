@@ -38,7 +38,7 @@ from ddplaunch.features.hangs.records import (
 )
 from ddplaunch.launcher import launch, run, setup
 from ddplaunch.launcher.display.console import Console
-from ddplaunch.mailbox import Mailbox
+from ddplaunch.mailbox import K, Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -243,7 +243,7 @@ class Transport:
 
 
 class WatchedMailbox(Mailbox[object]):
-    """Keeps when the main thread has looked for events: between, it was busy."""
+    """Keeps when the main thread has looked for events, or only for signals: between, it was busy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,10 +251,19 @@ class WatchedMailbox(Mailbox[object]):
         self._left_at = time.monotonic()
 
     def get(self, deadline: float = float("inf")) -> object:
-        self.busy.append((self._left_at, time.monotonic()))
+        self._look()
         event = super().get(deadline)
         self._left_at = time.monotonic()
         return event
+
+    def take(self, kind: type[K]) -> list[K]:
+        self._look()
+        return super().take(kind)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self.busy.append((self._left_at, now))
+        self._left_at = now
 
 
 @contextlib.contextmanager
