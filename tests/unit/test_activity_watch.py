@@ -12,7 +12,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.hangs import activity_watch
@@ -21,12 +20,10 @@ from ddplaunch.features.hangs.activity_watch import ActivityWatch
 from ddplaunch.features.hangs.evidence import Sample
 from ddplaunch.features.hangs.process_activity import ProcessActivity
 from ddplaunch.features.hangs.records import (
-    AbortHungAttempt,
     CollectiveCall,
     ExamineWorkers,
     FlightRecord,
     NodeEvidence,
-    WorkerActivity,
     WorkersExamined,
 )
 from ddplaunch.protocol.launcher_agent import Output
@@ -90,7 +87,7 @@ class Watched:
             self.now = max(self.now, min(self.watch.run_due(self.now), self.now + 3600))
             step()
             self._handle_events()
-        self.watch.end(lambda *_: True)
+        self.watch.end()
 
     # Steps of a story.
 
@@ -155,7 +152,7 @@ class Watched:
             if thread.name == "sampler":
                 thread.join(10)
         for event in self.events:
-            event() if callable(event) else self.watch.handle_event(event)
+            event()
         return bool(self.events and not self.events.clear())
 
 
@@ -182,25 +179,19 @@ def test_for_how_long_workers_have_been_quiet_or_have_waited() -> None:
 
 def test_an_examination_takes_stacks_twice_and_resumes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.run(nothing, lambda: watched.watch.handle_event(ExamineWorkers(0, 5)), nothing, nothing)
+    watched.run(nothing, lambda: watched.watch.examine(ExamineWorkers(0, 5)), nothing, nothing)
     (examined,) = [report for report in watched.reports if isinstance(report, WorkersExamined)]
     assert (examined.number, [rank.pid for rank in examined.ranks]) == (5, [PID])
     assert examined.node == NodeEvidence(host="node1")
     assert watched.stacks == [False, False]
 
 
-def test_a_job_that_hangs_is_the_attempts_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_for_another_attempt_are_not_the_watchs(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    failures: list[AttemptFailure | None] = []
-
-    def abort() -> None:
-        failures.extend(watched.watch.handle_event(AbortHungAttempt(number, "hangs")) for number in (7, 0))
-
-    watched.run(abort)
-    assert failures == [None, AttemptFailure("hangs", hung=True)]
-    assert watched.watch.is_hung
-    assert watched.stacks == [True]
-    assert watched.watch.handle_event(AbortHungAttempt(0, "hangs")) is None
+    found: list[bool] = []
+    watched.run(lambda: watched.events.append(lambda: found.extend(map(watched.watch.is_of, (0, 3)))))
+    assert found == [True, False]
+    assert not watched.watch.is_of(0), "it has ended"
 
 
 def test_workers_that_have_ended_are_told_of_at_once_and_only_if_that_is_requested(
@@ -208,17 +199,11 @@ def test_workers_that_have_ended_are_told_of_at_once_and_only_if_that_is_request
 ) -> None:
     watched = Watched(monkeypatch)
     watched.group.workers, watched.group.pids_by_local_rank = [], dict
-    watched.watch.handle_event(ExamineWorkers(0, 1, is_requested=True))
+    watched.watch.examine(ExamineWorkers(0, 1, is_requested=True))
     watched.run()
     for order in (ExamineWorkers(0, 2, is_requested=True), ExamineWorkers(0, 3)):
-        watched.watch.handle_event(order)
+        watched.watch.examine(order)
     assert watched.reports == [WorkersExamined(0, 1, ()), WorkersExamined(0, 2, ())]
-
-
-def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.run(lambda: watched.watch.handle_event(AbortHungAttempt(3, "hangs")))
-    assert watched.reports == [WorkerActivity(0, is_finished=True)]
 
 
 def test_a_lack_of_threads_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

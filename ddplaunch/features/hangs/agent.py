@@ -6,12 +6,14 @@ Runs in the agent, main thread.
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.hangs import examiner, node_evidence
+from ddplaunch.agent.workers.exit_details import AttemptFailure
+from ddplaunch.features.hangs import examiner, node_evidence, stack_dumps
 from ddplaunch.features.hangs.activity_watch import ActivityWatch
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkersExamined
 from ddplaunch.features.hangs.stack_dumps import StackDumps
@@ -20,7 +22,6 @@ from ddplaunch.mailbox import NEVER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddplaunch.agent.workers.exit_details import AttemptFailure
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.evidence import FailureEvidence
@@ -82,10 +83,13 @@ class HangPart(Part):
 
     def on_event(self, event: object) -> bool:
         """As ``Part.on_event``."""
-        if self._watch is None or not isinstance(event, _EVENTS):
+        watch = self._watch
+        if watch is None or not isinstance(event, _EVENTS):
             return False
-        if failure := self._watch.handle_event(event):
-            self._node.fail(failure)
+        if isinstance(event, ExamineWorkers):
+            watch.examine(event)
+        elif watch.is_of(event.attempt):
+            self._node.fail(AttemptFailure(event.reason, hung=True))
         return True
 
     def run_due(self, now: float) -> float:
@@ -102,7 +106,9 @@ class HangPart(Part):
         group, watch = self._group, self._watch
         if group is None or watch is None:
             return
-        watch.end(self._node.wait)
+        watch.end()
+        if failure and failure.hung:
+            self._take_last_stacks(group)
         if self._node.is_stopping():
             watch.examine_before_stop(self._node.wait)
         elif not failure and (group.any_failed or not group.all_ended):
@@ -110,6 +116,12 @@ class HangPart(Part):
 
             self._failure_evidence = FailureEvidence(group, self._stacks, self._examiner, self._node.post)
             self._failure_evidence.take(self._node.wait)
+
+    def _take_last_stacks(self, group: WorkerGroup) -> None:
+        """Wait until workers that hang have written their Python stacks."""
+        stack_dumps.request(self._stacks, resume=True)
+        end_s = time.monotonic() + stack_dumps.DUMP_S
+        self._node.wait(lambda: group.all_ended, lambda: end_s)
 
     def on_attempt_ended(self, exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
         """As ``Part.on_attempt_ended``: where workers were when their stacks were asked for."""
