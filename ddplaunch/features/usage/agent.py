@@ -15,7 +15,7 @@ from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
     from ddplaunch.agent.workers.exit_details import AttemptFailure
-    from ddplaunch.features.usage.usage_recorder import UsageRecorder
+    from ddplaunch.features.usage.usage_recorder import DiskUse, UsageRecorder
     from ddplaunch.protocol.results import WorkerExit
 
 _FIRST_S = 1.0
@@ -32,6 +32,8 @@ class UsagePart(Part):
         super().__init__(node)
         self._due = NEVER
         self._recorder: UsageRecorder | None = None
+        """Of the attempt, once it has run for a second."""
+        self._disk: DiskUse | None = None
         self._began_at = self._read_at = 0.0
 
     def on_started(self) -> None:
@@ -47,12 +49,12 @@ class UsagePart(Part):
         if now < self._due or self._group is None:
             return self._due
         from ddplaunch.features.usage.records import PERIOD_S
-        from ddplaunch.features.usage.usage_recorder import UsageRecorder
+        from ddplaunch.features.usage.usage_recorder import DiskUse, UsageRecorder
 
         if self._recorder is None:
-            self._recorder = UsageRecorder(self._group.spec, self._node.outbox, of_job(self._node))
-        if self._recorder.attempt != self._group.attempt:
-            self._recorder.begin(self._group, self._began_at)
+            self._disk = self._disk or DiskUse(self._group.spec.node_dir)
+            gpus = of_job(self._node)
+            self._recorder = UsageRecorder(self._group, self._began_at, self._node.outbox, gpus, self._disk)
             self._due = now + _FIRST_S
         else:
             self._recorder.sample(now)
@@ -63,10 +65,8 @@ class UsagePart(Part):
     def before_stop(self, failure: AttemptFailure | None) -> None:
         """Unless all workers have succeeded, take a sample of the time before a failure or a stop."""
         group = self._group
-        if group is None or (group.all_ended and not group.any_failed):
+        if group is None or self._recorder is None or (group.all_ended and not group.any_failed):
             return
-        if self._recorder is None or self._recorder.attempt != group.attempt:
-            return  # It was too short.
         now = time.monotonic()
         if now - self._read_at >= _LEAST_S:
             self._recorder.sample(now, is_last=True)  # Files of workers can be read as long as these run.
@@ -76,7 +76,7 @@ class UsagePart(Part):
         """Send what is left."""
         if self._recorder:
             self._recorder.end()
-        self._group, self._due = None, NEVER
+        self._group, self._recorder, self._due = None, None, NEVER
         return exits
 
 

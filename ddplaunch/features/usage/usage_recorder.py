@@ -1,4 +1,4 @@
-"""Usage samples of one node, and the records of them for the launcher, one every 10 s.
+"""Usage samples of one attempt on this node, and the records of them for the launcher, one every 10 s.
 
 Runs in the agent, in its main thread: a sample takes less than a millisecond. A thread looks at the disk, which may not
 answer. What a worker's children use is read with every fifth sample, and counts for all of these. A launcher that does
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.gpus.agent import GpusOfJob
-    from ddplaunch.protocol.specs import AgentSpec
 
 _PER_RECORD = round(RECORD_S / PERIOD_S)
 _DISK_EVERY_S = 30.0
@@ -51,64 +50,51 @@ Amounts = tuple[float | None, ...]
 
 
 class UsageRecorder:
-    """Records of one node.
+    """Records of one attempt on this node."""
 
-    Attributes:
-        attempt: the newest that was begun; -1 before.
-    """
-
-    def __init__(self, spec: AgentSpec, outbox: Outbox, gpus: GpusOfJob | None) -> None:
-        self._outbox, self._gpus = outbox, gpus
-        self._sends_means = bool(spec.run_dir_name)  # From another machine.
-        self._disk = DiskUse(spec.node_dir)
-        self._sampler: UsageSampler | None = None
-        self.attempt = -1
+    def __init__(self, group: WorkerGroup, at_s: float, outbox: Outbox, gpus: GpusOfJob | None, disk: DiskUse) -> None:
+        """Read the counters from which the first sample starts; the workers run since ``at_s``."""
+        self._attempt, self._outbox = group.attempt, outbox
+        self._sends_means = bool(group.spec.run_dir_name)  # From another machine.
+        self._sampler = UsageSampler(group.workers, gpus, disk)
         self._recent: list[UsageSample] = []
         self._waiting: list[UsageSample] = []
         self._per_record = 1
-
-    def begin(self, group: WorkerGroup, at_s: float) -> None:
-        """Read the counters from which the first sample of an attempt starts; the workers run since ``at_s``."""
-        self.attempt, self._recent, self._waiting, self._per_record = group.attempt, [], [], 1
-        self._sampler = UsageSampler(group.workers, self._gpus, self._disk)
-        self._outbox.send(self._started(tuple(worker.rank for worker in group.workers), at_s))
+        outbox.send(_started(group, at_s, gpus))
 
     def sample(self, now: float, *, is_last: bool = False) -> None:
         """Take a sample; send those that make a record. ``is_last``: send it at once, with no mean."""
-        if self._sampler:
-            self._recent.append(self._sampler.sample(now))
-            if is_last or len(self._recent) >= self._per_record:
-                self._send(self._sampler, is_last=is_last)
-                self._per_record = _PER_RECORD  # The first sample is sent at once, for those who look.
+        self._recent.append(self._sampler.sample(now))
+        if is_last or len(self._recent) >= self._per_record:
+            self._send(is_last=is_last)
+            self._per_record = _PER_RECORD  # The first sample is sent at once, for those who look.
 
     def end(self) -> None:
         """The attempt has ended: send what is left, with no mean."""
-        if self._sampler:
-            if self._recent or self._waiting:
-                self._send(self._sampler, is_last=True)
-            self._sampler.close()
-            self._sampler = None
+        if self._recent or self._waiting:
+            self._send(is_last=True)
+        self._sampler.close()
 
-    def _send(self, sampler: UsageSampler, *, is_last: bool = False) -> None:
-        recent = sampler.with_children(self._recent) if self._recent else []
+    def _send(self, *, is_last: bool) -> None:
+        recent = self._sampler.with_children(self._recent) if self._recent else []
         self._recent = []
         self._waiting += [mean(recent)] if recent and self._sends_means and not is_last else recent
-        if self._outbox.send_if_read(UsageSampled(self.attempt, tuple(self._waiting))):
+        if self._outbox.send_if_read(UsageSampled(self._attempt, tuple(self._waiting))):
             self._waiting = []
         elif len(self._waiting) > MAX_SAMPLES - _PER_RECORD:
             self._waiting = [mean(self._waiting[at : at + 2]) for at in range(0, len(self._waiting), 2)]
 
-    def _started(self, ranks: tuple[int, ...], at_s: float) -> UsageStarted:
-        gpus = self._gpus.gpus if self._gpus else ()
-        return UsageStarted(
-            attempt=self.attempt,
-            at_s=at_s,
-            ranks=ranks,
-            gpus=tuple(gpu.identity() for gpu in gpus),
-            gpu_of_worker=tuple(map(self._gpus.row_of_worker, range(len(ranks)))) if self._gpus else (),
-            cpus=os.cpu_count() or 0,
-            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        )
+
+def _started(group: WorkerGroup, at_s: float, gpus: GpusOfJob | None) -> UsageStarted:
+    return UsageStarted(
+        attempt=group.attempt,
+        at_s=at_s,
+        ranks=tuple(worker.rank for worker in group.workers),
+        gpus=tuple(gpu.identity() for gpu in gpus.gpus) if gpus else (),
+        gpu_of_worker=tuple(map(gpus.row_of_worker, range(len(group.workers)))) if gpus else (),
+        cpus=os.cpu_count() or 0,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
 
 
 class UsageSampler:
