@@ -39,29 +39,6 @@ _MAX_REASONS = 3
 
 
 @dataclass(frozen=True)
-class Wait:
-    """Ranks that wait in one call.
-
-    Attributes:
-        ranks: the ranks that wait, ascending.
-        waits_for: the ranks for which they wait; empty if all have come.
-        operation: as in ``CollectiveCall``, or the name of the Python function.
-        number: of the call in its process group; 0 if unknown.
-        group: name of the process group.
-        group_description: description of the process group.
-        since_ns: when the first of them called, by the clock of its host, nanoseconds since the epoch; 0 if unknown.
-    """
-
-    ranks: tuple[int, ...]
-    waits_for: tuple[int, ...]
-    operation: str
-    number: int
-    group: str
-    group_description: str
-    since_ns: int
-
-
-@dataclass(frozen=True)
 class Explanation:
     """What is known about a job that stands still. ``wire.to_json`` makes JSON of it.
 
@@ -70,7 +47,7 @@ class Explanation:
         reasons: why ranks wait, the surest first: ``mismatch``, ``order``, ``missing``, ``circle``, ``unfinished``.
         culprits: the ranks to look at, ascending; empty if none stands out.
         sentences: at most MAX_SENTENCES, without full stop; the first says the cause.
-        waits: every call in which ranks wait.
+        waits: every call in which ranks wait, as ``_wait`` tells it.
         states: the ranks in each ``RankState``.
     """
 
@@ -78,7 +55,7 @@ class Explanation:
     reasons: tuple[Why, ...]
     culprits: tuple[int, ...]
     sentences: tuple[str, ...]
-    waits: tuple[Wait, ...]
+    waits: tuple[dict[str, object], ...]
     states: dict[str, tuple[int, ...]]
 
 
@@ -154,16 +131,21 @@ def _sentences(waits: Waits, reasons: list[WaitReason]) -> tuple[str, ...]:
     return tuple(lines[:MAX_SENTENCES])
 
 
-def _wait(waits: Waits, place: Place) -> Wait:
-    return Wait(
-        ranks=tuple(waits.ranks_at[place]),
-        waits_for=tuple(sorted(waits.waits_for(place))),
-        operation=place.operation,
-        number=place.number,
-        group=place.group.name,
-        group_description=place.group.description,
-        since_ns=since_ns(waits, place),
-    )
+def _wait(waits: Waits, place: Place) -> dict[str, object]:
+    """A call in which ranks wait, for hang.json.
+
+    ``waits_for`` is empty if all have come, ``number`` and ``since_ns`` are 0 if unknown. ``since_ns``: when the first
+    rank called, by the clock of its host, nanoseconds since the epoch.
+    """
+    return {
+        "ranks": waits.ranks_at[place],
+        "waits_for": sorted(waits.waits_for(place)),
+        "operation": place.operation,
+        "number": place.number,
+        "group": place.group.name,
+        "group_description": place.group.description,
+        "since_ns": since_ns(waits, place),
+    }
 
 
 def _states(waits: Waits) -> dict[str, tuple[int, ...]]:
