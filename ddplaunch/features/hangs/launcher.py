@@ -74,7 +74,6 @@ class HangWatch(Watch):
         self._noted_since: float | None = None
         self._active: set[int] = set()
         """The nodes whose last report said that they are active."""
-        self._has_news, self._judge_at = False, 0.0
         self._longest_pause_s = self._longest_wait_s = 0.0
         self._examination: Examination | None = None
         self._count = 0
@@ -82,8 +81,8 @@ class HangWatch(Watch):
         self._waiting_s, self._has_waiting = 0.0, False
         self._is_wait_known = self._is_wait_reported = False
         """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
-        self._examine_from, self._judge_again_at = 0.0, NEVER
-        """The next examination begins no sooner; then one is due also if no node has reported meanwhile."""
+        self._judged_at, self._judge_at, self._examine_from = 0.0, NEVER, 0.0
+        """When the reports were judged, and will be again; the next examination begins no sooner than at the third."""
         self._at_stop = Examination(0, 0, NEVER, set())
 
     # Events.
@@ -115,7 +114,8 @@ class HangWatch(Watch):
             if self._reported or not self._active:  # Otherwise the job was active before.
                 self._on_active()
             self._active.add(index)
-        self._activity[index], self._has_news = event, True
+        self._activity[index] = event
+        self._judge_soon()
         self._quiet_since[index] = time.time() - event.quiet_s
         if event.waiting_s < self._waiting_s and not event.is_finished:
             self._on_waiting()
@@ -123,7 +123,7 @@ class HangWatch(Watch):
     def _start_attempt(self, attempt: int) -> None:
         self._note_active()
         self._attempt, self._activity, self._examination, self._reported = attempt, {}, None, None
-        self._active, self._has_news = set(), False
+        self._active, self._judge_at = set(), NEVER
         self._waiting_s, self._is_wait_known, self._is_wait_reported = 0.0, False, False
 
     def _on_active(self) -> None:
@@ -224,12 +224,14 @@ class HangWatch(Watch):
             return self._examination.deadline if self._examination else NEVER
         if self.is_concluding:
             return NEVER  # The end of the thread ends the wait.
-        judge_at = self._judge_at if self._has_news else self._judge_again_at
-        return self._judge(now) if now >= judge_at else judge_at
+        return self._judge(now) if now >= self._judge_at else self._judge_at
+
+    def _judge_soon(self) -> None:
+        self._judge_at = min(self._judge_at, self._judged_at + _JUDGE_S)
 
     def _judge(self, now: float) -> float:
         """Begin an examination if the reports of the nodes say so, and enough time has passed since the last one."""
-        self._judge_at, self._has_news, self._judge_again_at = now + _JUDGE_S, False, NEVER
+        self._judged_at, self._judge_at = now, NEVER
         self._on_waiting()
         quiet_s, still_s = self._job_quiet_s()
         if quiet_s >= _QUIET_S:
@@ -238,8 +240,8 @@ class HangWatch(Watch):
             if now >= self._examine_from:
                 self._examine(now, quiet_s, still_s)
                 return now + EXAMINATION_S
-            self._judge_again_at = self._examine_from
-        return self._judge_again_at
+            self._judge_at = self._examine_from
+        return self._judge_at
 
     # Examinations.
 
@@ -270,7 +272,8 @@ class HangWatch(Watch):
         post_from_thread("hang", lambda: partial(then, work()), self._post, self._end_conclusion)
 
     def _end_conclusion(self) -> None:
-        self.is_concluding, self._has_news = False, True
+        self.is_concluding = False
+        self._judge_soon()
 
     def _decide(self, examination: Examination, explained: _Explained) -> None:
         """What follows from what has been found: a report, the end of the attempt, or nothing."""
