@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import stat
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from ddplaunch.system.signals import SignalReceived
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator
 
     from ddplaunch.agent.launcher_channel import Outbox
@@ -51,7 +52,9 @@ class LogSender:
     def __init__(self, outbox: Outbox, mailbox: Mailbox[object]) -> None:
         self._outbox = outbox
         self._mailbox = mailbox
-        self._granted = _GrantedBytes()
+        self._grants: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._granted = 0
+        """Bytes that the thread may send, of the grants that it has taken."""
 
     def send(self, folder: Path, only: str = "") -> None:
         """Send all files of ``folder``, or those with the name ``only``.
@@ -65,7 +68,7 @@ class LogSender:
                 case Ping():
                     self._outbox.send(Pong())
                 case GrantLogBytes(nbytes=nbytes) if nbytes > 0:
-                    self._granted.add(nbytes)
+                    self._grants.put(nbytes)
                 case SignalReceived(signum=signal.SIGUSR1 | signal.SIGUSR2):
                     pass  # For the workers, which have ended.
                 case LogsSent() as sent:
@@ -81,7 +84,7 @@ class LogSender:
         self._outbox.send(LogsFound(sum(files.values())))
         for path in files:
             skipped_files += not self._send_file(folder, path)
-        self._granted.take(WINDOW_BYTES)  # The whole window is granted: nothing is in transit.
+        self._await_grant(WINDOW_BYTES)  # The whole window is granted: nothing is in transit.
         return LogsSent(skipped_files)
 
     def _send_file(self, folder: Path, path: str) -> bool:
@@ -89,30 +92,16 @@ class LogSender:
         try:
             with kept_files.open_regular(folder / path, os.O_NOFOLLOW) as file:
                 for chunk, data in _chunks(file.fileno(), path):
-                    self._granted.take(cost(chunk))
+                    self._await_grant(cost(chunk))
                     self._outbox.send_file(chunk, data)
         except OSError:
             return False
         return True
 
-
-class _GrantedBytes:
-    """Granted bytes that are not used yet. The main thread adds grants, the reading thread takes them."""
-
-    def __init__(self) -> None:
-        self._nbytes = 0
-        self._changed = threading.Condition()
-
-    def add(self, nbytes: int) -> None:
-        with self._changed:
-            self._nbytes += nbytes
-            self._changed.notify()
-
-    def take(self, nbytes: int) -> None:
-        """Wait until ``nbytes`` are granted."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._nbytes >= nbytes)
-            self._nbytes -= nbytes
+    def _await_grant(self, nbytes: int) -> None:
+        while self._granted < nbytes:
+            self._granted += self._grants.get()
+        self._granted -= nbytes
 
 
 def find_logs(folder: Path, only: str = "") -> tuple[dict[str, int], int]:
