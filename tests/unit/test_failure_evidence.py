@@ -100,7 +100,10 @@ def test_a_stop_waits_for_answers_as_long_as_they_are_needed(
 
 def test_a_worker_that_runs_is_asked_and_one_that_has_failed_has_left_its_record(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    facts = {worker_records.PENDING: ["all_reduce", None, ""], worker_records.FLIGHT_RECORD: DUMP}
+    facts = {
+        worker_records.PENDING: {"function": "all_reduce", "peer": None, "group": ""},
+        worker_records.FLIGHT_RECORD: DUMP,
+    }
     node.leave(worker_records.RECORD_FILE, json.dumps(facts).encode())
     node.take()
     found = node.found()

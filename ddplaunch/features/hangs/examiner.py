@@ -14,11 +14,12 @@ import threading
 import time
 from dataclasses import field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.hangs import worker_records
 from ddplaunch.features.hangs.records import PendingCall
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +32,6 @@ _LATE_S = 0.2
 
 _MAX_CONNECTIONS = 4096
 MAX_NAME = 100
-_MAX_RANK = 1 << 24
 _NOT_YET = object()
 
 
@@ -49,28 +49,17 @@ class Answer:
         return value if isinstance(value, float) else 0.0
 
     @property
-    def groups(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Name of each process group of the worker -> description and ranks; what does not fit is left out."""
+    def groups(self) -> dict[str, Any]:
+        """As ``worker_records.GROUPS``; not checked: ``flight_record`` does."""
         found = self.facts.get(worker_records.GROUPS)
-        groups = {}
-        for name, group in found.items() if isinstance(found, dict) else ():
-            with contextlib.suppress(ValueError, TypeError):
-                description, ranks = group
-                if isinstance(description, str) and all(type(rank) is int for rank in ranks):
-                    groups[name] = (description, tuple(ranks))
-        return groups
+        return found if isinstance(found, dict) else {}
 
     @property
     def pending(self) -> PendingCall | None:
         """The function of torch.distributed in which the worker's main thread is."""
-        found = self.facts.get(worker_records.PENDING)
-        if not isinstance(found, list) or len(found) != 3:
-            return None
-        function, peer, group = found
-        is_rank = type(peer) is int and 0 <= peer < _MAX_RANK
-        if not isinstance(function, str) or not isinstance(group, str) or not f"{function}{group}".isprintable():
-            return None
-        return PendingCall(function[:MAX_NAME], peer if is_rank else None, group[:MAX_NAME])
+        with contextlib.suppress(wire.ProtocolError):
+            return wire.from_json(PendingCall, self.facts.get(worker_records.PENDING))
+        return None
 
 
 @dataclass

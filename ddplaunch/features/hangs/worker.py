@@ -171,8 +171,8 @@ def _frames_of_thread(thread: int) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _pending(c10d: Any, frames: Iterable[FrameType]) -> tuple[str, int | None, str] | None:
-    """The outermost function of torch's module in ``frames``, with the rank and group of its call."""
+def _pending(c10d: Any, frames: Iterable[FrameType]) -> dict[str, Any] | None:
+    """The outermost function of torch's module in ``frames``, as a ``PendingCall``."""
     found: FrameType | None = None
     for frame in frames:
         if frame.f_globals is c10d.__dict__ and not frame.f_code.co_name.startswith("_"):
@@ -182,7 +182,7 @@ def _pending(c10d: Any, frames: Iterable[FrameType]) -> tuple[str, int | None, s
     arguments = dict(found.f_locals)
     group = c10d._world.pg_names.get(arguments.get("group"), "")
     peer = next((arguments[name] for name in ("dst", "src") if isinstance(arguments.get(name), int)), None)
-    return found.f_code.co_name, peer, group
+    return {"function": found.f_code.co_name, "peer": peer, "group": group}
 
 
 def keep_record(error: BaseException, folder: str) -> None:

@@ -31,8 +31,7 @@ NBYTES = "nbytes"
 CPU_S, GROUPS, PENDING, FLIGHT_RECORD = "cpu_s", "groups", "pending", "flight_record"
 """The other keys. A STATUS answer has only the first, and only ``RECORD_FILE`` the last.
 
-CPU seconds of all answers so far; name of a group -> [description, ranks]; [function, peer or null, name of the group]
-or null.
+CPU seconds of all answers so far; name of a group -> [description, ranks]; a ``PendingCall`` or null.
 """
 
 RECORD_FILE = "flight_record.json"
