@@ -201,7 +201,7 @@ def test_a_node_speaks_for_its_own_host(said: object, known: object) -> None:
 
 def test_what_names_no_host_stays_as_it_is() -> None:
     of_another = ReportOfNode(1, (0, 1), WorkerActivity(0, host="gpu2"))
-    for record in (Pong(), FaultInjected(0, happened=True), of_another, object()):
+    for record in (Pong(), FaultInjected(0), of_another, object()):
         assert of_host("gpu1", record) is record
 
 

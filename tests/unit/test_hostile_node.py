@@ -173,7 +173,7 @@ def test_a_node_does_not_choose_the_run_folder(
 
 
 def test_a_fault_that_nobody_asked_for_is_none(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [AgentReady(1), FaultInjected(5, happened=True), FaultInjected(0, happened=True)]
+    said = [AgentReady(1), FaultInjected(5), FaultInjected(0)]
     session = Session(state, 1, [b"".join(map(wire.encode, said))])
     session.goes_on(monkeypatch)
     assert "given up" not in shown(session)

@@ -30,12 +30,12 @@ class FaultPart(Part):
     """Faults of one node."""
 
     def on_event(self, event: object) -> bool:
-        """Inject a fault into one worker, and report whether the worker still ran."""
+        """Inject a fault into one worker, and report it if the worker still ran."""
         if not isinstance(event, InjectFault) or self._group is None:
             return False
-        is_current = event.attempt == self._group.attempt
-        happened = is_current and _inject(self._group.workers[event.local_rank], event)
-        self._node.outbox.send(FaultInjected(event.number, happened))
+        group = self._group
+        if event.attempt == group.attempt and _inject(group.workers[event.local_rank], event):
+            self._node.outbox.send(FaultInjected(event.number))
         return True
 
 

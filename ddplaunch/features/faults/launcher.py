@@ -71,10 +71,6 @@ class Fault:
     is_partition: bool = False
     seen_on: set[str] = field(default_factory=set)
 
-    def set_injected(self) -> None:
-        """The fault has been injected now."""
-        self.injected_at = time.monotonic()
-
 
 class Injector(Watch):
     """All faults of a run."""
@@ -109,10 +105,10 @@ class Injector(Watch):
                         self._arm(fault, node, event.first_rank)
             case AttemptEnded(result=result):
                 self._disarm(node, result.attempt)
-            case FaultInjected(number=number, happened=True):
+            case FaultInjected(number=number):
                 for fault in self._faults[number : number + 1]:
                     if fault.node is node and fault.tried_at is not None:  # Otherwise it was not asked to.
-                        fault.set_injected()
+                        fault.injected_at = time.monotonic()
             case ChannelClosed():
                 self._disarm(node, None)
 
@@ -151,18 +147,18 @@ class Injector(Watch):
         match spec.kind:
             case "crash agent":
                 node.handle.kill()
-                fault.set_injected()
+                fault.injected_at = time.monotonic()
             case "lose":
                 self._freeze(node.index)
                 self._signal_node(node.index, signal.SIGKILL)
-                fault.set_injected()
+                fault.injected_at = time.monotonic()
             case "partition":
                 self._freeze(node.index)
                 fault.is_partition = True
                 fault.heal_at = time.monotonic() + (NEVER if spec.for_s is None else spec.for_s)
                 # In a dry run only partitioned nodes get pings: on a busy laptop other nodes would count as lost.
                 self._run.pings.watch(node, time.monotonic())
-                fault.set_injected()
+                fault.injected_at = time.monotonic()
             case "slow":
                 node.handle.send(InjectFault(number, spec.attempt, fault.local_rank, factor=spec.by))
             case _:

@@ -10,7 +10,7 @@ from ddplaunch.protocol.field_types import Count, Failure, Quantity, between
 
 @dataclass(frozen=True)
 class InjectFault:
-    """Launcher to agent: inject fault ``number`` into one worker of ``attempt``; answered by FaultInjected.
+    """Launcher to agent: inject fault ``number`` into one worker of ``attempt``; FaultInjected tells that it was.
 
     Attributes:
         signum: SIGKILL is sent to the worker alone, any other signal to its process group; 0: none.
@@ -28,10 +28,9 @@ class InjectFault:
 
 @dataclass(frozen=True)
 class FaultInjected:
-    """Agent to launcher, in answer to InjectFault ``number``. ``happened`` is false if the worker had already ended."""
+    """Agent to launcher: fault ``number`` was injected. Not sent if the worker had already ended."""
 
     number: Count
-    happened: bool
 
 
 TO_AGENT = (InjectFault,)
