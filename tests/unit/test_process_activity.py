@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddplaunch.features.hangs import process_activity
+from ddplaunch.features.hangs.process_activity import ProcessActivity
 from ddplaunch.system import procfs
 from tests.support.processes import wait_until
 
@@ -34,6 +35,10 @@ else:
 """
 
 
+def read(pid: int) -> ProcessActivity:
+    return process_activity.read(pid, process_activity.tcp_connections())
+
+
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", BUSY_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as found:
@@ -42,17 +47,17 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_childs_work_counts(process: subprocess.Popen[bytes]) -> None:
-    before = process_activity.read(process.pid)
+    before = read(process.pid)
     assert process.stdout
     assert process.stdout.readline() == b"done\n"
-    after = process_activity.read(process.pid)
+    after = read(process.pid)
     (child,) = process_activity.descendants(process.pid)
     assert after.cpu_since(before) >= 0.15
     assert after.io_since(before) >= 20 << 20
     assert after.busiest_child(before) == child
     wait_until(lambda: process_activity.waits_for_input(child))
-    idle = process_activity.read(process.pid)
-    assert idle.busiest_child(process_activity.read(process.pid)) is None
+    idle = read(process.pid)
+    assert idle.busiest_child(read(process.pid)) is None
     os.kill(child, signal.SIGKILL)
     process.wait(10)
 
@@ -67,7 +72,7 @@ def test_why_the_kernel_does_not_run_a_process(process: subprocess.Popen[bytes])
 def test_a_process_that_is_gone_has_done_nothing() -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait(10)
-    assert process_activity.read(gone.pid).cpu_s == {gone.pid: 0.0}
+    assert read(gone.pid).cpu_s == {gone.pid: 0.0}
     assert procfs.blocked_state(gone.pid) == ""
     assert not process_activity.waits_for_input(gone.pid)
 
@@ -94,12 +99,12 @@ def test_what_is_received_counts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         connection, _ = server.accept()
         with connection:
-            before = process_activity.read(os.getpid())
+            before = read(os.getpid())
             left = SENT_BYTES
             client.sendall(bytes(SENT_BYTES))
             while left:
                 left -= len(connection.recv(left))
-            assert process_activity.read(os.getpid()).io_since(before) >= SENT_BYTES
+            assert read(os.getpid()).io_since(before) >= SENT_BYTES
             inode = os.fstat(connection.fileno()).st_ino
             assert process_activity.connections_of(os.getpid(), process_activity.tcp_connections())[inode] == (
                 SENT_BYTES,

@@ -104,7 +104,7 @@ def _still_holds(sample: Sample) -> bool:
     """Whether the worker's flight record is known, and it cannot have called send or recv since then."""
     if sample.flight_record is None:
         return False
-    now = process_activity.read(sample.activity.pid)
+    now = process_activity.read(sample.activity.pid, {})
     return now.cpu_since(sample.activity) < BUSY_CPU_SHARE * (now.at - sample.activity.at)
 
 

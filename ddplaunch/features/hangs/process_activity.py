@@ -96,11 +96,10 @@ class ProcessActivity:
         return max(used, key=used.__getitem__) if any(value > 0 for value in used.values()) else None
 
 
-def read(pid: int, connections: dict[int, Connection] | None = None) -> ProcessActivity:
-    """The activity of ``pid`` and its descendants. ``connections``: ``tcp_connections()``, if it is known."""
+def read(pid: int, connections: dict[int, Connection]) -> ProcessActivity:
+    """The activity of ``pid`` and its descendants. ``connections``: ``tcp_connections()``, {} if none matters."""
     tree = (pid, *descendants(pid))
-    known = tcp_connections() if connections is None else connections
-    own = {inode: found for each in tree for inode, found in connections_of(each, known).items()}
+    own = {inode: found for each in tree for inode, found in connections_of(each, connections).items()}
     return ProcessActivity(
         pid=pid,
         at=time.monotonic(),

@@ -111,8 +111,9 @@ class SlowRanksPart(Part):
     def _load_of_each(self, pids: Mapping[int, int], throttled: Mapping[int, str]) -> Iterator[RankLoad]:
         from ddplaunch.features.hangs import process_activity
 
+        connections = process_activity.tcp_connections()
         for rank, pid in pids.items():
-            now, earlier = process_activity.read(pid), self._loads.get(rank)
+            now, earlier = process_activity.read(pid, connections), self._loads.get(rank)
             self._loads[rank] = now
             if earlier and earlier.pid == pid:
                 yield RankLoad(
