@@ -118,13 +118,13 @@ class Examination(Question):
             return None
         with _writing:
             names = ("hang.txt", *(f"hang_{number}.txt" for number in range(2, _MAX_FILES + 1)))
-            free = (folder / name for name in names if not os.path.lexists(folder / name))
-            return _written(next(free, None), self, found)
-
-
-def load() -> None:
-    """Import what explains."""
-    from ddplaunch.features.hangs import explanation  # noqa: F401
+            text = next((folder / name for name in names if not os.path.lexists(folder / name)), None)
+            if text:
+                with kept_files.noting(text):
+                    kept_files.write_whole(text.with_suffix(".json"), _json(self, found))
+                    kept_files.write_whole(text, page(self, found))
+                    return text
+        return None
 
 
 # The files.
@@ -135,16 +135,6 @@ SCHEMA = 1
 _MAX_FILES = 100
 _writing = threading.Lock()
 """Two threads must not choose the same names."""
-
-
-def _written(text: Path | None, examination: Examination, found: Explanation) -> Path | None:
-    if text is None:
-        return None
-    with kept_files.noting(text):
-        kept_files.write_whole(text.with_suffix(".json"), _json(examination, found))
-        kept_files.write_whole(text, page(examination, found))
-        return text
-    return None
 
 
 def _json(examination: Examination, found: Explanation) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.errors import Level
-from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, RequestedExaminations, load
+from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, RequestedExaminations
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.launcher.watches import Watch
@@ -213,7 +213,8 @@ class HangWatch(Watch):
     def run_due(self, now: float) -> float:
         """Begin or end an examination if it is time. Returns when to call again."""
         if now >= self._load_at:
-            load()
+            from ddplaunch.features.hangs import explanation  # noqa: F401
+
             self._load_at = NEVER
         return min(self._load_at, self._examine_if_due(now))
 
