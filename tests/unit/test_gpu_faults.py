@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,7 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, used: Callable[[float], int | None]) -> None:
         self.now, self.sent, self.is_stopping = 0.0, list[Notice](), False
         self._used = used
-        self.gpus = SimpleNamespace(used_at_start={0: BEFORE}, memory=None, ask_memory=self._ask_memory)
+        self.gpus: Any = SimpleNamespace(used_at_start={0: BEFORE}, memory=None, ask_memory=self._ask_memory)
         monkeypatch.setattr(gpu_faults.time, "monotonic", lambda: self.now)
 
     def _ask_memory(self) -> None:
@@ -139,7 +140,11 @@ class Node:
 
     def wait(self) -> float:
         """Seconds until the next attempt may start."""
-        await_free_memory(self.gpus, "gpu3", self._wait, lambda: self.is_stopping, self.sent.append)  # type: ignore[arg-type]
+        outbox = SimpleNamespace(send=self.sent.append)
+        node: Any = SimpleNamespace(
+            spec=agent_spec(host="gpu3"), outbox=outbox, wait=self._wait, is_stopping=lambda: self.is_stopping
+        )
+        await_free_memory(self.gpus, node)
         return self.now
 
 

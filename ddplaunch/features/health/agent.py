@@ -131,11 +131,10 @@ class HealthPart(Part):
 
     def before_next_attempt(self) -> None:
         """Wait until the GPU memory of the workers that have ended is free."""
-        node = self._node
         if self._gpus:
             from ddplaunch.features.health.gpu_faults import await_free_memory
 
-            await_free_memory(self._gpus, self._spec.host, node.wait, node.is_stopping, node.outbox.send)
+            await_free_memory(self._gpus, self._node)
 
 
 part = HealthPart

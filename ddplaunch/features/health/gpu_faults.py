@@ -23,8 +23,9 @@ from ddplaunch.text import quote, size
 from ddplaunch.threads import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from ddplaunch.agent.parts import NodeServices
     from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.features.gpus.agent import GpusOfJob
     from ddplaunch.features.gpus.records import GpuReading, IbPort
@@ -61,10 +62,8 @@ class GpuFaults:
     def __init__(self, gpus: GpusOfJob, spec: AgentSpec, send: Callable[[object], None]) -> None:
         """``send`` sends a record to the launcher."""
         self.gpus, self._spec, self._send = gpus, spec, send
-        self._has_peers = spec.has_peers
         self._before: dict[int, GpuReading] | None = None
         self._missing = ""
-        self._has_ports = False
         self._faults: list[tuple[float, HealthFinding]] = []
         self._told_at: dict[tuple[str, int | None, str], float] = {}
         self._fresh_by: float | None = None
@@ -85,34 +84,29 @@ class GpuFaults:
             self._on_health(answer)
 
     def _on_health(self, answer: GpusRead) -> None:
-        before, was_missing = self._before, self._missing
-        gpus = {gpu.index: gpu for gpu in self.gpus.gpus}
-        self._before, self._missing, self._fresh_by = gpus, answer.missing, None
+        before, now = self._before, {gpu.index: gpu for gpu in self.gpus.gpus}
+        found = [*_of_readings(before, now), *self._of_ports(answer), *self._of_silence(answer.missing)]
+        self._before, self._missing, self._fresh_by = now, answer.missing, None
         if before is None:
-            self.used_at_start = {gpu.index: gpu.used_bytes or 0 for gpu in gpus.values()}
-            found = self._of_job(finding for gpu in gpus.values() for finding in rules.at_start(gpu))
-            self.findings += found
-            self._keep_faults(found)
+            self.used_at_start = {gpu.index: gpu.used_bytes or 0 for gpu in now.values()}
+            self.findings = self._of_job(found)
+            self._keep_faults(self.findings)
         else:
-            pairs = [(before.get(index), gpu) for index, gpu in gpus.items()]
-            changes = (rules.while_running(*pair) for pair in pairs if pair[0] is not pair[1])
-            self._found(finding for found in changes for finding in found)
-        self._on_ports(answer)
-        if not was_missing and is_worth_telling(answer.missing, has_gpus=self._has_gpus):
-            silence = gpu_events.of_silence(answer.missing)
-            self.findings.append(silence)
-            if before is not None:
-                self._send(silence)
+            self._found(found)
 
-    def _on_ports(self, answer: GpusRead) -> None:
+    def _of_ports(self, answer: GpusRead) -> list[HealthFinding]:
         """The ports matter to jobs of several nodes only."""
-        if answer.missing or not self._has_peers:
-            return
-        if self._has_ports:
-            self._found(rules.ports_while_running(self.ports, answer.ports))
-        else:
-            self.findings += rules.ports_at_start(answer.ports)
-        self._has_ports, self.ports = True, answer.ports
+        if answer.missing or not self._spec.has_peers:
+            return []
+        before, self.ports = self.ports, answer.ports
+        found = (
+            rules.ports_at_start(self.ports) if self._before is None else rules.ports_while_running(before, self.ports)
+        )
+        return list(found)
+
+    def _of_silence(self, missing: str) -> list[HealthFinding]:
+        is_new = not self._missing and is_worth_telling(missing, has_gpus=self._has_gpus)
+        return [gpu_events.of_silence(missing)] if is_new else []
 
     @property
     def _has_gpus(self) -> bool:
@@ -190,6 +184,14 @@ def is_worth_telling(missing: str, *, has_gpus: bool) -> bool:
     return bool(missing) and (has_gpus or not missing.startswith(_NO_DRIVER))
 
 
+def _of_readings(before: Mapping[int, GpuReading] | None, now: Mapping[int, GpuReading]) -> Iterable[HealthFinding]:
+    """What is wrong with GPUs, or if an earlier reading is known, what has become wrong since then."""
+    if before is None:
+        return (finding for gpu in now.values() for finding in rules.at_start(gpu))
+    changed = [(before.get(index), gpu) for index, gpu in now.items() if before.get(index) is not gpu]
+    return (finding for pair in changed for finding in rules.while_running(*pair))
+
+
 # Which workers have failed because of a fault.
 
 
@@ -220,15 +222,14 @@ def _concerns(fault: HealthFinding, exit_: WorkerExit) -> bool:
 # be the agent's.
 
 
-def await_free_memory(
-    gpus: GpuFaults, host: str, wait: Wait, is_stopping: Callable[[], bool], send: Callable[[object], None]
-) -> None:
+def await_free_memory(gpus: GpuFaults, node: NodeServices) -> None:
     """Return when the memory is free, after ``_MEMORY_LIMIT_S``, if NVML does not answer, or if the run must stop."""
     if not gpus.used_at_start:
         return
+    host, send = node.spec.host, node.outbox.send
     started = time.monotonic()
     is_shown = False
-    while (occupied := _occupied(gpus, wait, is_stopping)) and not is_stopping():
+    while (occupied := _occupied(gpus, node)) and not node.is_stopping():
         waited_s = time.monotonic() - started
         if waited_s >= _MEMORY_LIMIT_S:
             send(Notice(f"after {_MEMORY_LIMIT_S:.0f} s {_in_use(host, occupied)}; the workers start all the same", -1))
@@ -236,13 +237,13 @@ def await_free_memory(
         if waited_s >= _SHOWN_AFTER_S and not is_shown:
             is_shown = True
             send(Notice(f"{_in_use(host, occupied)}; the workers start when it is free"))
-        wait(is_stopping, time.monotonic() + _MEMORY_PAUSE_S)
+        node.wait(node.is_stopping, time.monotonic() + _MEMORY_PAUSE_S)
 
 
-def _occupied(gpus: GpuFaults, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuReading]:
+def _occupied(gpus: GpuFaults, node: NodeServices) -> list[GpuReading]:
     """The GPUs with more memory in use than before the first attempt."""
     gpus.ask_memory()
-    wait(lambda: gpus.memory is not None or is_stopping(), time.monotonic() + _MEMORY_ANSWER_S)
+    node.wait(lambda: gpus.memory is not None or node.is_stopping(), time.monotonic() + _MEMORY_ANSWER_S)
     memory, before = gpus.memory, gpus.used_at_start
     if memory is None:
         return []
