@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _LOAD_S = 1.0
-"""What explains a hang is imported after this time: a short run does without, and a file system that hangs later has no
-effect."""
+"""After it, what explains a hang is imported: a short run does without, and a file system may hang later."""
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _JUDGE_S = 0.5
@@ -94,12 +93,11 @@ class HangWatch(Watch):
 
     def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
         """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""
+        self._participants = participants
         match report:
             case WorkerActivity():
-                self._participants = participants
                 self._on_activity(index, report)
             case WorkersExamined():
-                self._participants = participants
                 self._on_examined(index, report)
 
     def _on_activity(self, index: int, event: WorkerActivity) -> None:
@@ -139,8 +137,7 @@ class HangWatch(Watch):
     def _note_quiet(self) -> None:
         """The job has been quiet for long, or the user is told that it hangs; it may have moved or ended meanwhile."""
         if self._noted_since is None and self._job_quiet_s()[0]:
-            running = (index for index in self._participants if not self._activity[index].is_finished)
-            self._noted_since = max(self._quiet_since[index] for index in running)
+            self._noted_since = max(self._quiet_since[index] for index in self._running())
             self._note("quiet", "", self._noted_since, attempt=self._attempt)
 
     def _note_active(self) -> None:
@@ -150,7 +147,7 @@ class HangWatch(Watch):
 
     def _on_waiting(self) -> None:
         """Ranks wait in a collective, or they go on; whatever the others write."""
-        running = self._running()
+        running = self._running().values()
         if not running:
             self._has_waiting = False
             return
@@ -182,18 +179,18 @@ class HangWatch(Watch):
 
     def _job_quiet_s(self) -> tuple[float, float]:
         """Seconds for which the whole job has been quiet, and still; 0 if a node is active or has not reported."""
-        known = self._running()
+        known = self._running().values()
         if not known or any(not event.quiet_s for event in known):
             return 0.0, 0.0
         # A report is repeated while it holds: what has happened since the last one is not known yet.
         return min(event.quiet_s for event in known), min(event.still_s for event in known)
 
-    def _running(self) -> list[WorkerActivity]:
+    def _running(self) -> dict[int, WorkerActivity]:
         """The last reports of all nodes whose workers run; empty if one has not reported."""
         if any(index not in self._activity for index in self._participants):
-            return []
-        reports = (self._activity[index] for index in self._participants)
-        return [report for report in reports if not report.is_finished]
+            return {}
+        reports = {index: self._activity[index] for index in self._participants}
+        return {index: report for index, report in reports.items() if not report.is_finished}
 
     def _is_wait_due(self, quiet_s: float) -> bool:
         """Whether ranks wait for so long, while others write output, that the user should know it."""
@@ -248,12 +245,11 @@ class HangWatch(Watch):
 
     def _examine(self, now: float, quiet_s: float, still_s: float) -> None:
         self._count += 1
-        running = {index for index in self._participants if not self._activity[index].is_finished}
         self._examination = Examination(
             number=self._count,
             attempt=self._attempt,
             deadline=now + EXAMINATION_S,
-            expected=running,
+            expected=set(self._running()),
             quiet_s=quiet_s,
             still_s=still_s,
             waiting_s=self._waiting_s,
@@ -352,10 +348,12 @@ class HangWatch(Watch):
         self._report(found, f"{since}: {said}", path)
 
     def _report(self, found: Explanation, first: str, path: Path | None) -> None:
-        files = f"; all stacks: {path}" if path else ""
-        self._messages.show(f"{first}{files}", Level.ALWAYS, "hang_reported")
+        self._tell(found, f"{first}{f'; all stacks: {path}' if path else ''}", Level.ALWAYS, "hang_reported")
+
+    def _tell(self, found: Explanation, first: str, level: int, kind: str = "message") -> None:
+        self._messages.show(first, level, kind)
         for sentence in found.sentences:
-            self._messages.show(f"  {sentence}", Level.ALWAYS)
+            self._messages.show(f"  {sentence}", level)
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
         """Add what the ranks knew of the collective that has failed."""
@@ -388,9 +386,7 @@ class HangWatch(Watch):
         if found.job_state is not JobState.MOVING:
             self._at_stop.attempt = self._attempt
             path = self._at_stop.write(self._folder(), found)
-            self._messages.show(f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
-            for sentence in found.sentences:
-                self._messages.show(f"  {sentence}", Level.NORMAL)
+            self._tell(found, f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
 
 
 def _explained(examination: Examination, *, is_wait_due: bool) -> _Explained:
