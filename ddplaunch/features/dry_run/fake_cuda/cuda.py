@@ -13,7 +13,7 @@ import torch
 import torch.cuda.comm
 import torch.cuda.nccl
 
-from ddplaunch.features.dry_run.fake_cuda.devices import CAPABILITY, GPU_NAME, MEMORY_BYTES
+from ddplaunch.features.dry_run.fake_cuda.devices import CAPABILITY, GPU_NAME, MEMORY_BYTES, Device
 from ddplaunch.features.dry_run.fake_cuda.patching import replace, wrap
 from ddplaunch.features.dry_run.fake_cuda.streams import Event, StreamContext, Streams
 from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_class, unsupported_function
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices
 
-_Device = type(torch.device("cpu"))
 _KEPT = ("CudaError", "DeferredCudaCallError", "cudaStatus", "caching_allocator_disabled", "device", "device_of")
 
 
@@ -243,7 +242,7 @@ def accelerator_functions(cuda: dict[str, Any]) -> dict[str, Any]:
     return {
         **cuda,
         **{name: cuda[cuda_name] for name, cuda_name in _ACCELERATOR.items()},
-        "current_accelerator": lambda check_available=False: _Device("cuda"),
+        "current_accelerator": lambda check_available=False: Device("cuda"),
         "device_index": torch.cuda.device,
         "get_device_capability": lambda _device=None: {"supported_dtypes": dtypes},
     }

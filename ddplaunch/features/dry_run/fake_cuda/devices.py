@@ -16,7 +16,8 @@ import torch
 
 from ddplaunch.system.devices import listed
 
-_Device = type(torch.device("cpu"))  # Taken before torch.device can be patched.
+Device = type(torch.device("cpu"))
+"""``torch.device`` as it is before it is patched."""
 
 GPU_NAME = "NVIDIA H100 80GB HBM3 (simulated on the CPU)"
 MEMORY_BYTES = 80 << 30
@@ -96,8 +97,8 @@ class FakeDevices:
         self.initialize()
         if isinstance(device, str):
             device = torch.device(device)
-        index = device.index if isinstance(device, _Device) else device
-        if index is None or (isinstance(device, _Device) and device.type != "cuda"):
+        index = device.index if isinstance(device, Device) else device
+        if index is None or (isinstance(device, Device) and device.type != "cuda"):
             return self.current
         if not 0 <= index < self._count:
             visible = f"{self._count} GPU{'s' if self._count > 1 else ''}"
@@ -120,7 +121,7 @@ class FakeDevices:
 
 def device_type(device: Any) -> str:
     """``cuda`` of ``cuda:1``; empty if ``device`` is neither a string nor a device."""
-    if isinstance(device, _Device):
+    if isinstance(device, Device):
         return device.type
     return device.partition(":")[0] if isinstance(device, str) else ""
 

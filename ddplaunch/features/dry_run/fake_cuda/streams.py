@@ -10,12 +10,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
+from ddplaunch.features.dry_run.fake_cuda.devices import Device
 
 if TYPE_CHECKING:
+    import torch
+
     from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices
 
-_Device = type(torch.device("cpu"))
 _thread = threading.local()
 _numbers = itertools.count(1)
 
@@ -64,7 +65,7 @@ class Stream(_Finished):
 
     @property
     def device(self) -> torch.device:
-        return _Device("cuda", self.device_index)
+        return Device("cuda", self.device_index)
 
     def record_event(self, event: Event | None = None) -> Event:
         event = event or Event()

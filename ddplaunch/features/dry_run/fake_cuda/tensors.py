@@ -15,7 +15,7 @@ import torch.nested
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as torch_device
 
-from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices, device_type, is_number
+from ddplaunch.features.dry_run.fake_cuda.devices import Device, FakeDevices, device_type, is_number
 from ddplaunch.features.dry_run.fake_cuda.patching import (
     called_by_script,
     replace,
@@ -27,7 +27,6 @@ from ddplaunch.features.dry_run.fake_cuda.patching import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_Device = type(torch.device("cpu"))
 _PINNED, _CPU = -1, -2  # Fake locations besides the numbers of GPUs.
 
 
@@ -55,7 +54,7 @@ def _install_factories(devices: FakeDevices) -> None:
         index = devices.gpu_index(names.get("device"))
         if index is None:
             return original(data, *args, **kwargs)
-        return original(data, **{**names, "device": "cpu"}).to(_Device("cuda", index))
+        return original(data, **{**names, "device": "cpu"}).to(Device("cuda", index))
 
     # Read before the names are patched: torch's device modes compare with the original functions.
     constructors = torch_device._device_constructors()
@@ -88,7 +87,7 @@ def _install_moves(devices: FakeDevices) -> None:
         return moved
 
     def cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-        return self.to(_Device("cuda", devices.index(device)), non_blocking=non_blocking, **kwargs)
+        return self.to(Device("cuda", devices.index(device)), non_blocking=non_blocking, **kwargs)
 
     def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
         pinned = self if _location_of(self) == _PINNED else self.clone()
@@ -97,7 +96,7 @@ def _install_moves(devices: FakeDevices) -> None:
 
     def storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
         moved = self.clone()
-        moved._fake_location = devices.gpu_index(_Device("cuda", devices.index(device)))
+        moved._fake_location = devices.gpu_index(Device("cuda", devices.index(device)))
         return moved
 
     wrap("torch.Tensor.to", to)
@@ -134,7 +133,7 @@ def _install_device_queries(devices: FakeDevices) -> None:
         found = original(self, *args, **kwargs)
         return found.replace("torch.", "torch.cuda.") if isinstance(found, str) and gpu(self) is not None else found
 
-    replace("torch.Tensor.device", device_property("device", lambda index: _Device("cuda", index)))
+    replace("torch.Tensor.device", device_property("device", lambda index: Device("cuda", index)))
     replace("torch.Tensor.is_cuda", device_property("is_cuda", lambda _index: True))
     replace("torch.Tensor.is_cpu", device_property("is_cpu", lambda _index: False))
     replace("torch.Tensor.is_pinned", lambda self, device=None: _location_of(self) == _PINNED)
@@ -150,7 +149,7 @@ def _install_device_names(devices: FakeDevices, compile_on_cpu: bool) -> None:
 
     def parse_to(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if args and is_number(args[0]):
-            args = (_Device("cuda", int(args[0])), *args[1:])
+            args = (Device("cuda", int(args[0])), *args[1:])
         return original(*args, **kwargs)
 
     def on_cpu(original: Callable[..., Any], device: Any = "cpu") -> Any:
@@ -158,7 +157,7 @@ def _install_device_names(devices: FakeDevices, compile_on_cpu: bool) -> None:
 
     def enter(original: Callable[..., Any], self: Any, device: Any) -> Any:
         index = devices.gpu_index(device)
-        self.fake_device = None if index is None else _Device("cuda", index)
+        self.fake_device = None if index is None else Device("cuda", index)
         return original(self, device if index is None else "cpu")
 
     def default_device(original: Callable[..., Any]) -> Any:
