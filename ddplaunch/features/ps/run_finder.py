@@ -198,24 +198,19 @@ def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
         raise psutil.NoSuchProcess(pid)
     # psutil's environ() stops at an empty entry, and a program that changes its title may leave one.
     with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-        variables = file.read().split(b"\0")
+        environ = file.read()
     return _Inspected(
         process=process,
         parent=process.ppid(),
         session=os.getsid(pid),
-        tag=next(filter(run_tags.is_tag, _values(variables, environment.RUN_ID)), cgroup_tag),
-        run_id=next(_values(variables, environment.TORCHELASTIC_RUN_ID), ""),
+        tag=next(filter(run_tags.is_tag, procfs.values(environ, environment.RUN_ID)), cgroup_tag),
+        run_id=next(procfs.values(environ, environment.TORCHELASTIC_RUN_ID), ""),
         launcher_tags=run_tags.launcher_memfds(pid),
         command=tuple(process.cmdline()),
         state_folder=run_folder.base_at_home(
-            {name: value for name in ("XDG_STATE_HOME", "HOME") for value in _values(variables, name)}
+            {name: value for name in ("XDG_STATE_HOME", "HOME") for value in procfs.values(environ, name)}
         ),
     )
-
-
-def _values(variables: Iterable[bytes], name: str) -> Iterator[str]:
-    prefix = f"{name}=".encode()
-    return (os.fsdecode(line.removeprefix(prefix)) for line in variables if line.startswith(prefix))
 
 
 def _is_live_and_ours(process: psutil.Process) -> bool:

@@ -5,24 +5,19 @@ Runs in the process that the shell starts at a press of Tab, which parses no opt
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.environment import RUN_ID
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def run_ids() -> list[str]:
     """The ids of this user's runs that have processes on this machine, except one that contains this."""
-    from ddplaunch.system import run_tags
+    from ddplaunch.system import procfs, run_tags
 
     tags: set[str] = set()
     agreed: dict[str, str] = {}  # Where each node has a launcher, its run tag does not contain the run id.
-    for pid in _own_pids():
-        tags.update(_tags(pid))
+    for pid in procfs.own_pids():
+        tags.update(filter(run_tags.is_tag, procfs.values(procfs.read(f"/proc/{pid}/environ"), RUN_ID)))
         agreed |= run_tags.launcher_memfds(pid)
     own = os.environ.get(RUN_ID, "")
     known = {tag: agreed.get(run_tags.run_tag_of(tag), run_tags.run_id_of(tag)) for tag in (*tags, own)}
@@ -43,23 +38,3 @@ def runs() -> list[str]:
     from ddplaunch.features.runs import run_folders
 
     return ["last", *run_folders.known_ids()]
-
-
-def _own_pids() -> Iterator[int]:
-    """The processes of this user. Root may read the environment of others, too."""
-    from ddplaunch.system import procfs
-
-    for pid in procfs.pids():
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == os.getuid():
-                yield pid
-
-
-def _tags(pid: int) -> Iterator[str]:
-    """The node tag in the environment of a process."""
-    from ddplaunch.system import procfs, run_tags
-
-    prefix = f"{RUN_ID}=".encode()
-    for line in procfs.read(f"/proc/{pid}/environ").split(b"\0"):
-        if line.startswith(prefix) and run_tags.is_tag(tag := os.fsdecode(line.removeprefix(prefix))):
-            yield tag

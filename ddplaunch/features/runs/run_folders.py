@@ -267,17 +267,11 @@ def _opened(folder: Path) -> RunFolder:
 
 def _live() -> Iterator[tuple[str, str, Path | None]]:
     """Run tag, run id and folder of every live launcher of this user; the folder is None if it keeps no files."""
-    for pid in procfs.pids():
-        if (tags := run_tags.launcher_memfds(pid)) and _is_own(pid):
+    for pid in procfs.own_pids():
+        if tags := run_tags.launcher_memfds(pid):
             folders = {started.run_tag: folder for folder, started in run_json.of_launcher(pid)}
             for tag, run_id in tags.items():
                 yield tag, run_id, folders.get(tag)
-
-
-def _is_own(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-    return False
 
 
 def _has_launcher(started: RunFacts) -> bool:
