@@ -15,7 +15,7 @@ from ddplaunch.errors import OptionError, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.environment import SECRET
 from ddplaunch.rows import Option, flag, parse_count, parse_whole
-from ddplaunch.text import seconds
+from ddplaunch.text import grouped, seconds
 from ddplaunch.timeouts import TimeoutConfig
 
 if TYPE_CHECKING:
@@ -194,10 +194,8 @@ def _flag(conf: dict[str, str], key: str) -> bool | None:
 
 def _without_effect(conf: dict[str, str], unused: dict[str, str]) -> str:
     """The keys of ``conf`` that have no effect, with the reasons; ``unused`` are further keys and their reasons."""
-    reasons: dict[str, list[str]] = {}
-    for key in conf:
-        if key not in EFFECTIVE or key in unused:
-            reasons.setdefault({**IGNORED, **unused}.get(key, "unknown"), []).append(key)
+    useless = [key for key in conf if key not in EFFECTIVE or key in unused]
+    reasons = grouped(({**IGNORED, **unused}.get(key, "unknown"), key) for key in useless)
     named = "; ".join(f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items())
     hint = f". Known are {', '.join(EFFECTIVE)}" if "unknown" in reasons else ""
     return f"--rdzv-conf: without effect: {named}{hint}" if named else ""

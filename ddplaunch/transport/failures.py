@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.text import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,12 +73,9 @@ class ConnectFailed(Exception):
 
 def failures_table(failures: Iterable[HostFailure]) -> str:
     """One line per failure with the hosts that it applies to, the most frequent first; then the hints."""
-    failed: dict[tuple[Cause, str], list[str]] = {}
-    hints: dict[str, None] = {}
-    for failure in failures:
-        failed.setdefault((failure.cause, failure.message), []).append(failure.host)
-        if failure.hint:
-            hints[failure.hint] = None
+    found = list(failures)
+    failed = grouped(((failure.cause, failure.message), failure.host) for failure in found)
+    hints = dict.fromkeys(failure.hint for failure in found if failure.hint)
     ordered = sorted(failed.items(), key=lambda item: -len(item[1]))
     lines = [f"  {fold(hosts)}: {message}" for (_, message), hosts in ordered]
     return "\n".join(lines + [f"hint: {hint}" for hint in hints])

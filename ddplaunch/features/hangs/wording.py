@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.features.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
 from ddplaunch.features.hangs.waits import DEFAULT_GROUP, WaitReason, Why, elements
 from ddplaunch.protocol.results import STACKS_FILE
-from ddplaunch.text import clock, plural, quote, ranks, size
+from ddplaunch.text import clock, grouped, plural, quote, ranks, size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -274,9 +274,7 @@ def _most_common(texts: Iterable[str]) -> str:
 
 def stuck_ranks(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> list[str]:
     """For a job that hung: the ranks by location; the smallest group first, since it is the likely cause."""
-    by_location: dict[str, list[int]] = {}
-    for exit_ in attempt.exits:
-        by_location.setdefault(exit_.whereabouts or "unknown", []).append(exit_.rank)
+    by_location = grouped((exit_.whereabouts or "unknown", exit_.rank) for exit_ in attempt.exits)
     if not attempt.hung or set(by_location) <= {"unknown"}:
         return []
     found = sorted(by_location.items(), key=lambda item: (len(item[1]), item[1]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.gpus.records import MAX_GPUS
 from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
-from ddplaunch.text import duration, ranks, size
+from ddplaunch.text import duration, grouped, ranks, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,10 +126,7 @@ def _memory(nodes: Mapping[str, NodeHardware]) -> tuple[tuple[str, Callable[[Nod
 def _difference(
     what: str, nodes: Mapping[str, NodeHardware], value: Callable[[NodeHardware], str], newcomer: str
 ) -> str:
-    hosts: dict[str, list[str]] = {}
-    for host, node in nodes.items():
-        if found := value(node):
-            hosts.setdefault(found, []).append(host)
+    hosts = grouped((found, host) for host, node in nodes.items() if (found := value(node)))
     if len(hosts) < 2:
         return ""
     counts = {found: len(set(names) - {newcomer}) for found, names in hosts.items()}

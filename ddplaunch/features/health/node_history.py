@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.field_types import OneLine, Seconds
-from ddplaunch.text import local_time, quote
+from ddplaunch.text import grouped, local_time, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -193,9 +193,7 @@ def kept(events: Iterable[NodeEvent], now_s: float) -> list[NodeEvent]:
 
 def suspects(events: Iterable[NodeEvent]) -> dict[str, str]:
     """The hosts that should be used last, each with the reason: a sentence's end, with time and run."""
-    by_host: dict[str, list[NodeEvent]] = {}
-    for event in events:
-        by_host.setdefault(event.host, []).append(event)
+    by_host = grouped((event.host, event) for event in events)
     return {host: reason for host, found in by_host.items() if (reason := _reason(found))}
 
 

@@ -14,7 +14,7 @@ from ddplaunch.cli.values import parse_nnodes
 from ddplaunch.cluster.hostlist import NAME, expand, fold
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host, matching, parse_hosts
 from ddplaunch.errors import UsageError
-from ddplaunch.text import DEVICE_ID, quote
+from ddplaunch.text import DEVICE_ID, grouped, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -93,9 +93,7 @@ def _without(hosts: Sequence[Host], avoid: str, least: int) -> tuple[Host, ...]:
 
 def _selection(text: str, option: str, hosts: Sequence[Host]) -> dict[Host, frozenset[str] | None]:
     """The devices that the text names for each host; None for all."""
-    by_name: dict[str, list[Host]] = {}
-    for host in hosts:
-        by_name.setdefault(host.machine[0], []).append(host)
+    by_name = grouped((host.machine[0], host) for host in hosts)
     chosen: dict[Host, frozenset[str] | None] = {}
     for entry in text.split("@"):
         where = f"{option} {quote(entry)}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.protocol import env_forwarding
 from ddplaunch.system import devices
 from ddplaunch.system.files.script_file import working_folder
-from ddplaunch.text import plural, quote
+from ddplaunch.text import grouped, plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,9 +77,7 @@ def _few_devices(nodes: Sequence[NodePlan], specs: Sequence[AgentSpec]) -> Itera
 
 def _same_machine(hosts: Sequence[Host]) -> Iterator[str]:
     own = socket.gethostname().lower()
-    by_label: dict[str, list[Host]] = {}
-    for host in hosts:
-        by_label.setdefault(_first_label(host.name.lower(), own), []).append(host)
+    by_label = grouped((_first_label(host.name.lower(), own), host) for host in hosts)
     pairs = [
         (a, b)
         for group in by_label.values()

@@ -21,7 +21,7 @@ from ddplaunch.features.usage.quantities import BY_NAME, FOLDER
 from ddplaunch.features.usage.records import PERIOD_S
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
-from ddplaunch.text import elapsed, escape, fold_ints, plural, size, table
+from ddplaunch.text import elapsed, escape, fold_ints, grouped, plural, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -177,9 +177,7 @@ def rank_table(lines: Sequence[RankLine]) -> list[str]:
 
 def node_table(lines: Sequence[RankLine]) -> list[str]:
     """A line for each node: sums of memory and lines, the mean of GPUs, the longest silence."""
-    by_host: dict[str, list[RankLine]] = {}
-    for line in lines:
-        by_host.setdefault(line.host, []).append(line)
+    by_host = grouped((line.host, line) for line in lines)
     rows = [_row(fold_ints(line.rank for line in group), _summed(group)) for group in by_host.values()]
     return table([("ranks", *_HEAD), *rows])
 

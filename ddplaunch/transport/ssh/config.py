@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.text import grouped
 from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import paramiko
 
@@ -138,14 +139,8 @@ def _run_ssh(name: str, user: str | None, port: int | None, settings: RemoteConf
         raise ConfigError(f"ssh cannot be started: {error.strerror}") from None
     if done.returncode:
         raise ConfigError("; ".join(done.stderr.strip().splitlines()[-2:]) or f"`ssh -G {name}` failed")
-    return _collect(line.partition(" ") for line in done.stdout.splitlines())
-
-
-def _collect(lines: Iterable[tuple[str, str, str]]) -> dict[str, list[str]]:
-    values: dict[str, list[str]] = {}
-    for key, _, value in lines:
-        values.setdefault(key.lower(), []).append(value)
-    return values
+    values = (line.partition(" ") for line in done.stdout.splitlines())
+    return grouped((key.lower(), value) for key, _, value in values)
 
 
 def _read_files(name: str, user: str | None, port: int | None, settings: RemoteConfig) -> dict[str, list[str]]:
@@ -167,7 +162,7 @@ def _read_files(name: str, user: str | None, port: int | None, settings: RemoteC
     values.update({key: [str(value)] for key, value in given.items() if value is not None})
     if settings.identity:
         values["identityfile"] = [settings.identity, *values.get("identityfile", ())]
-    return _collect((key, "", value) for key, of_key in values.items() for value in of_key)
+    return grouped((key.lower(), value) for key, of_key in values.items() for value in of_key)
 
 
 def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> HostConfig:
