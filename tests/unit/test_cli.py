@@ -70,43 +70,18 @@ def config_of(launched: Launched) -> Callable[..., LaunchConfig]:
 
 ConfigOf = Callable[..., LaunchConfig]
 
-TESTED_ELSEWHERE = {
-    "command_lines.txt": "logs_specs",
-    "the help pages below": "version docs h",
-    "tests/process/test_inject.py": "inject",
-    "tests/process/test_ps.py": "ps kill all",
-    "tests/process/test_stacks.py": "stacks",
-    "tests/process/test_detach.py": "detach",
-    "tests/process/test_attach.py": "attach leave wait",
-    "tests/process/test_logs.py": "logs ranks attempt follow",
-    "tests/process/test_check.py": "check deep",
-    "tests/unit/test_build_config.py": "rehearse_compile",
-    "tests/unit/test_node_memory.py": "nodes forget",
-    "tests/unit/test_serve.py": "page serve",
-    "tests/unit/test_plan.py": "plan json",
-    "tests/unit/test_schedulers.py": "cluster requeue_on",
-    "tests/unit/test_host_options.py": "hostfile include exclude avoid export env_file transport remote_python "
-    "remote_setup connect_timeout ssh_user ssh_port ssh_identity ssh_config ssh_accept_new",
-}
+DATA = Path(__file__).parent / "data"
+
+
+def _listed(file: str) -> set[str]:
+    """The names of a file whose lines are ``where they are tested: NAME ...``."""
+    return {name for line in (DATA / file).read_text().splitlines() for name in line.rpartition(": ")[2].split()}
+
+
+TESTED_ELSEWHERE = _listed("options_tested_elsewhere.txt")
 """Options that cannot be given alone, or run no script."""
-NO_EFFECT = {name for names in TESTED_ELSEWHERE.values() for name in names.split()}
-FROM_ELSEWHERE = {
-    "hosts": "--hosts, tests/unit/test_host_options.py",
-    "compile_on_cpu": "with --dry-run only: test_an_option_without_effect_is_refused",
-    "injections": "--inject, tests/process/test_inject.py",
-    "script": "SCRIPT",
-    "script_args": "ARGS",
-    "python": "PYTHON_EXEC",
-    "text": "SCRIPT - and functions, tests/process/test_stdin_script.py, tests/unit/test_python_api.py",
-    "remote": "-x and --ssh-*, tests/unit/test_host_options.py",
-    "line_prefix": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-    "min_nodes": "--nnodes, tests/unit/test_build_config.py",
-    "max_nodes": "--nnodes, tests/unit/test_build_config.py",
-    "rendezvous": "--nnodes and --rdzv-*, tests/unit/test_build_config.py",
-    "master_addr": "--master-addr, --rdzv-endpoint",
-    **dict.fromkeys(("join_timeout_s", "lost_after_s"), "--rdzv-conf, tests/unit/test_host_options.py"),
-    **dict.fromkeys(("task", "slurm_job", "requeue_on", "notices"), "tests/unit/test_schedulers.py"),
-}
+SET_ELSEWHERE = _listed("fields_set_elsewhere.txt")
+"""Fields that no option of ``options.txt`` sets."""
 
 
 def _spellings(name: str, value: str) -> Iterator[list[str]]:
@@ -143,9 +118,9 @@ def test_every_option_has_an_effect_or_a_reason_however_it_is_given(
         return told.pop()
 
     golden.check_answers("options", effect)
-    assert {option.name for option in DECLARED} == {*map(_key, golden.questions("options")), *NO_EFFECT}
+    assert {option.name for option in DECLARED} == {*map(_key, golden.questions("options")), *TESTED_ELSEWHERE}
     fields = {field.name for field in dataclasses.fields(LaunchConfig)}
-    assert {*reached, *FROM_ELSEWHERE, *GROUPS} == {*GROUP_OF, *fields}
+    assert {*reached, *SET_ELSEWHERE, *GROUPS} == {*GROUP_OF, *fields}
 
 
 def _key(question: str) -> str:

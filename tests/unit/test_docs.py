@@ -223,33 +223,7 @@ def test_the_code_of_the_guides_is_that_of_programs_which_are_run():
         assert any(block in program for program in programs), block
 
 
-OF_OTHERS = {
-    *("--real-torch",),  # our tests'
-    *("--ci", "--amp", "--arch", "--compile", "--dcp-api", "--disable-amp", "--dist-url", "--use-fp", "--zero-stage"),
-    *("--multiprocessing-distributed",),  # of the programs of scripts/compat
-    *("--lr", "--resume", "--epochs", "--nproc"),  # scripts', and an abbreviation of ours
-    *(
-        "--nodes",
-        "--ntasks-per-node",
-        "--gpus-per-task",
-        "--signal",
-        "--resv-ports",
-        "--requeue",
-        "--no-kill",
-    ),  # SLURM's
-    *("--gpu-reset", "--ecc-config"),  # nvidia-smi's
-    *("--user", "--scope"),  # systemd-run's
-    *("--kill-on-bad-exit", "--pty", "--map-by", "--bind-to"),  # srun's and mpirun's
-    *("--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--mixed-precision"),  # accelerate's
-    *(
-        "--num-gpus",
-        "--deepspeed",
-        "--strict",
-        "--tables",
-        "--real-torch",
-        "--local-rank",
-    ),  # DeepSpeed's, and of our scripts and workers
-}
+OF_OTHERS = set(re.findall(r"--[a-z-]+", read("tests/unit/data/options_of_others.txt")))
 
 
 @pages

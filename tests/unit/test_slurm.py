@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -17,46 +19,21 @@ from ddplaunch.features.slurm import srun
 from ddplaunch.features.slurm.reader import lint, parse_counts, parse_node_list, read_allocation, read_step
 from tests.support import golden
 
-JOB = {
-    "SLURM_JOB_ID": "1234",
-    "SLURM_JOB_NODELIST": "gpu[1-4]",
-    "SLURM_JOB_NUM_NODES": "4",
-    "SLURM_NNODES": "4",
-    "SLURM_NODELIST": "gpu[1-4]",
-    "SLURM_TASKS_PER_NODE": "8(x4)",
-}
+FILE = Path(__file__).parent / "data" / "slurm_environments.txt"
 
-BATCH = {**JOB, "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "gpu1"}
-"""What a batch script has, and it looks like rank 0 of 4 nodes."""
 
-STEP = {
-    **JOB,
-    "SLURM_STEP_ID": "2",
-    "SLURM_STEP_NODELIST": "gpu[2-4]",
-    "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_STEP_NUM_TASKS": "3",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
-    "SLURM_NODEID": "1",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-    "SLURMD_NODENAME": "gpu3",
-    "SLURM_SRUN_COMM_HOST": "10.0.0.1",
-    "SLURM_STEP_LAUNCHER_PORT": "40001",
-}
-"""One task on each of three of the job's four nodes; this is the second."""
+def known() -> Iterator[tuple[str, dict[str, str]]]:
+    """Environments as SLURM sets them, by name."""
+    for part in FILE.read_text().split("##### ")[1:]:
+        title, *lines = part.strip().splitlines()
+        yield title.partition(":")[0], dict(line.split("=", 1) for line in lines)
+
+
+KNOWN = dict(known())
 
 
 def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
-
-
-WORKERS = {**STEP, "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_PROCID": "2"}
-"""Two tasks on each node; this is the first of the second node."""
-
-ONE_NODE = {**STEP, "SLURM_STEP_NODELIST": "gpu3", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
-PLAIN = {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
-TASKS = {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "1"}
-KNOWN = {"none": {}, "job": JOB, "batch": BATCH, "step": STEP, "workers": WORKERS, "plain": PLAIN, "tasks": TASKS}
 
 
 def environment(question: str) -> dict[str, str]:
@@ -91,8 +68,9 @@ def error_without(environ: dict[str, str], lost: tuple[str, ...]) -> str:
     return "" if found == read_step(environ) else f"another step: {found}"
 
 
-@pytest.mark.parametrize("environ", [STEP, WORKERS, PLAIN, TASKS])
-def test_whatever_is_lost_the_step_is_the_same_or_the_missing_variable_is_named(environ: dict[str, str]):
+@pytest.mark.parametrize("name", ["step", "workers", "plain", "tasks"])
+def test_whatever_is_lost_the_step_is_the_same_or_the_missing_variable_is_named(name: str):
+    environ = KNOWN[name]
     names = [name for name in environ if "STEP_NUM" in name or "TASKS_PER" in name or name.endswith("ID")]
     names = [*sorted({*names, "SLURMD_NODENAME"} - {"SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_TASKS_PER_NODE"})]
     for size in range(1, len(names) + 1):
