@@ -68,19 +68,6 @@ def in_first_round(
 # Where each node has a launcher, its folder is moved into that of the run when the first round is formed.
 
 
-@pytest.mark.parametrize(("shares_host", "name"), [(False, "gpu1"), (True, "gpu1.3")])
-def test_the_folder_is_moved_once_and_named_after_the_host(
-    new_node: NewNode, spec: AgentSpec, tmp_path: Path, shares_host: bool, name: str
-) -> None:
-    rendezvous, sent = in_first_round(new_node, spec, shares_host=shares_host)
-    folder = str(tmp_path / "theirs" / name)
-    completed = rendezvous.complete(spec)
-    assert completed == replace(spec, run_id="theirs", node_dir=folder)
-    assert rendezvous.complete(completed) is completed
-    assert sent == [FirstRoundFormed(("theirs", name))]
-    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
-
-
 def test_without_files_the_nodes_agree_on_the_run_id_only(new_node: NewNode, spec: AgentSpec) -> None:
     without = replace(spec, node_dir=None)
     rendezvous, sent = in_first_round(new_node, without)

@@ -48,11 +48,6 @@ def test_a_launcher_is_found_by_its_memfd() -> None:
     assert not run_tags.launcher_memfds(1 << 30)
 
 
-def test_a_launcher_that_has_taken_the_run_id_of_another_is_found_by_that_id() -> None:
-    with run_tags.launcher_memfd(FRESH), run_tags.launcher_memfd(FRESH, "20261120-193011-ffffff"):
-        assert run_tags.launcher_memfds(os.getpid()) == {FRESH: "20261120-193011-ffffff"}
-
-
 def test_a_made_run_id_is_recognised() -> None:
     assert run_tags.is_made_id(run_folder.new_run_id())
     assert not any(map(run_tags.is_made_id, ("", "job7", f"{FRESH}.1", "none")))

@@ -21,7 +21,6 @@ from ddplaunch.features.usage import live
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol.results import RunResult
-from ddplaunch.system import run_tags
 from ddplaunch.system.files import kept_files, run_folder
 from tests.support.asked import asked
 
@@ -105,13 +104,6 @@ def test_a_live_run_is_found_in_any_folder(base: Path, tmp_path: Path, monkeypat
     for text in ("none", "none.0a0b0c"):
         with pytest.raises(LaunchError, match="keeps no files"):
             find("--attach", text, None)
-
-
-def test_a_live_launcher_and_its_folder_are_seen_in_proc(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    folder = make(base, "job7", 1, code=None, tag="job7.0a0b0c")
-    with run_tags.launcher_memfd("job7.0a0b0c"):
-        assert ("job7.0a0b0c", "job7", folder) in list(run_folders._live())
 
 
 def test_of_a_run_with_a_launcher_per_node_the_live_one_of_this_machine_is_taken(base: Path) -> None:

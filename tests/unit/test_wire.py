@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import io
 import json
@@ -17,20 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch import features
-from ddplaunch.features.ps.queries import RunOnHost, RunsFound
 from ddplaunch.features.slow_ranks import records as collectives
 from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
-    AgentFailed,
-    AgentSignalled,
     AttemptEnded,
-    AttemptStarted,
     Notice,
     Output,
     PassSignal,
-    RunIdAgreed,
     StopWorkers,
 )
 from ddplaunch.protocol.rendezvous import NodeJoined
@@ -144,11 +140,15 @@ def dataclasses_within(kind: Any) -> set[type]:
     return set().union(*map(dataclasses_within, typing.get_args(kind)))
 
 
+PARTS = sorted(set().union(*map(dataclasses_within, RECORDS)), key=lambda kind: kind.__name__)
+"""All records, and the dataclasses that they consist of."""
+
+
 def test_after_prepare_the_types_of_all_fields_are_known() -> None:
     wire._field_types.cache_clear()
     for kind in RECORDS:
         wire.prepare(kind)
-    assert wire._field_types.cache_info().currsize == len(set().union(*map(dataclasses_within, RECORDS)))
+    assert wire._field_types.cache_info().currsize == len(PARTS)
 
 
 def test_a_text_that_is_not_utf8_survives() -> None:
@@ -166,29 +166,40 @@ def test_what_an_environment_may_hold_fits_into_a_line() -> None:
     assert decode(line, (ProcessSpec,)).env == env
 
 
-RUN = RunOnHost(run_tag="r", run_id="r", counts=(), age_s=1.0, memory_bytes=1, launcher_alive=True)
-EXIT = WorkerExit(0, 0, "gpu1", 7, 1, stopped=False, time_s=0.0, duration_s=0.0)
+def test_a_number_of_a_record_has_a_least_and_a_most() -> None:
+    """A question is a kind of fields, and a value."""
+
+    def is_accepted(question: str) -> bool:
+        kind, _, value = question.partition(" ")
+        return limit_of(getattr(field_types, kind)).accepts(ast.literal_eval(value))
+
+    golden.check_answers("limits", is_accepted)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        AttemptStarted(0, 10**9, (), 0, 1, 0),
-        AgentSignalled(10**9),
-        AgentSignalled(0),
-        AgentFailed("", "", 0),
-        AgentFailed("", "", 256),
-        AttemptEnded(AttemptResult(0, "failed", (dataclasses.replace(EXIT, returncode=256),), 0.0)),
-        AttemptEnded(AttemptResult(0, "failed", (dataclasses.replace(EXIT, time_s=float("nan")),), 0.0)),
-        AttemptEnded(AttemptResult(0, "failed", (EXIT,) * 4097, 0.0)),
-        AttemptEnded(AttemptResult(-1, "failed", (), 0.0)),
-        RunIdAgreed("../job7"),
-        RunsFound("m", (dataclasses.replace(RUN, memory_bytes=10**400),)),
-        RunsFound("m", (dataclasses.replace(RUN, age_s=float("inf")),)),
-    ],
-    ids=range(12),
-)
-def test_a_value_that_would_mislead_the_launcher_is_refused(record: object) -> None:
+LIMITED_FIELDS = [
+    (record, name, limit_of(kind))
+    for record in PARTS
+    for name, kind in hints(record).items()
+    if typing.get_origin(kind) is typing.Annotated and kind.__origin__ in (int, float)
+]
+
+
+@given(st.sampled_from(LIMITED_FIELDS), st.sampled_from([-(10**400), 10**400, -1e300, 1e300, float("nan")]), st.data())
+def test_a_number_beyond_the_limit_of_its_field_is_refused(
+    limited: tuple[type, str, Limit], number: float, data: st.DataObject
+) -> None:
+    record, name, limit = limited
+    assert not limit.accepts(number)
+    body = {**json.loads(encode(data.draw(values(record)))), name: number}
+    with pytest.raises(ProtocolError):
+        decode(as_line(body), (record,))
+
+
+EXIT = WorkerExit(3, 1, "gpu2", 9, 1, False, 0.0, 1.0, tail=("last",))
+
+
+def test_an_attempt_has_no_more_exits_than_a_node_has_workers() -> None:
+    record = AttemptEnded(AttemptResult(0, "failed", (EXIT,) * 4097, 0.0))
     with pytest.raises(ProtocolError):
         decode(encode(record), FROM_AGENT)
 
@@ -323,8 +334,6 @@ def test_a_line_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPat
 
 
 # Files of other versions.
-
-EXIT = WorkerExit(3, 1, "gpu2", 9, 1, False, 0.0, 1.0, tail=("last",))
 
 
 def test_of_a_damaged_record_what_fits_is_kept() -> None:
