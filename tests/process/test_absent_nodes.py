@@ -1,6 +1,7 @@
 """A node that fails before it has joined the others: they learn it at once, and do not wait for it.
 
-Launchers are started by hand, one per node. The real torch, as the node that has failed speaks to torch's own store.
+Launchers are started by hand, one per node. Where a node has failed for good it speaks to torch's own store, so that
+torch is the real one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.support.runs import Finished, Running, start
 
 NODE_NOT_READY, NODE_LOST = 82, 84
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def nodes(tmp_path: Path, *options: str, odd: int = -1, env: dict[str, str] | None = None) -> list[Running]:
@@ -29,18 +30,10 @@ def nodes(tmp_path: Path, *options: str, odd: int = -1, env: dict[str, str] | No
     running = []
     for index in range(2):
         conf = f"is_host={int(index == 0)},join_timeout=300"
-        command = (
-            "--nnodes",
-            "2",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            f"127.0.0.1:{port}",
-            "--rdzv-conf",
-            conf,
-        )
+        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", conf)
         is_odd = index == odd
-        running.append(start(*command, *(options if is_odd else ()), script, env=env if is_odd else None))
+        own = options if is_odd else ()
+        running.append(start("--nnodes", "2", *meet, *own, script, env=env if is_odd else None))
     return running
 
 
@@ -64,19 +57,26 @@ def assert_both_end(running: list[Running], absent: int, code: int, reason: str)
     return other
 
 
-@pytest.mark.parametrize("absent", [0, 1])
-def test_a_node_without_torch(absent: int, tmp_path: Path):
+@pytest.fixture
+def broken_torch(tmp_path: Path) -> dict[str, str]:
+    """Variables with which torch cannot be imported."""
     (tmp_path / "path" / "torch").mkdir(parents=True)
     (tmp_path / "path" / "torch" / "__init__.py").write_text("raise OSError('libcudart.so')\n")
-    running = nodes(tmp_path, odd=absent, env={"PYTHONPATH": str(tmp_path / "path")})
-    assert_both_end(running, absent, NODE_NOT_READY, "torch cannot be imported")
+    return {"PYTHONPATH": str(tmp_path / "path")}
 
 
+@pytest.mark.torch
+def test_a_node_without_torch_that_was_to_serve(broken_torch: dict[str, str], tmp_path: Path):
+    assert_both_end(nodes(tmp_path, odd=0, env=broken_torch), 0, NODE_NOT_READY, "torch cannot be imported")
+
+
+@pytest.mark.torch
 def test_a_node_without_a_module_of_preload_and_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DDPLAUNCH_SECRET", "0123456789abcdef")
     assert_both_end(nodes(tmp_path, "--preload", "no_such_module", odd=1), 1, NODE_NOT_READY, "no_such_module")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_node_whose_forkservers_die(absent: int, tmp_path: Path):
     running = nodes(tmp_path)
@@ -84,12 +84,14 @@ def test_a_node_whose_forkservers_die(absent: int, tmp_path: Path):
     assert_both_end(running, absent, NODE_LOST, "was killed by SIGKILL")
 
 
+@pytest.mark.torch
 def test_a_node_whose_member_dies(tmp_path: Path):
     running = nodes(tmp_path)
     kill_helper(running[1], "member")
     assert_both_end(running, 1, NODE_LOST, "member of the rendezvous has ended")
 
 
+@pytest.mark.usefixtures("slow_import")
 def test_another_forkserver_takes_the_place_of_one_that_dies_while_it_imports(tmp_path: Path):
     running = nodes(tmp_path)
     kill_helper(running[1], "forkserver")
@@ -98,9 +100,9 @@ def test_another_forkserver_takes_the_place_of_one_that_dies_while_it_imports(tm
     assert "was killed by SIGKILL; trying again" in finished[1].err
 
 
-def test_nodes_that_all_lack_torch_do_not_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "path" / "torch").mkdir(parents=True)
-    (tmp_path / "path" / "torch" / "__init__.py").write_text("raise OSError('libcudart.so')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+def test_nodes_that_all_lack_torch_do_not_wait_for_each_other(
+    broken_torch: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", broken_torch["PYTHONPATH"])
     finished = [node.finish(25) for node in nodes(tmp_path)]  # 30 s is how long each would tell the other.
     assert [done.returncode for done in finished] == [NODE_NOT_READY] * 2

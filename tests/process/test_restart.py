@@ -36,13 +36,11 @@ def assert_recovered(finished: Finished, *deaths: tuple[int, int]) -> None:
 @pytest.mark.torch
 def test_a_gloo_job_recovers_each_time_that_a_rank_dies_at_the_given_port(unused_port: int) -> None:
     """torchrun: local_elastic_agent_test 2, 19."""
-    times = 6
-    signals = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
-    deaths = [(number % 3, int(signals[number // 2])) for number in range(times)]
-    options = ("--nproc-per-node", "3", "--max-restarts", str(times), "--master-port", str(unused_port))
+    deaths = [*enumerate(map(int, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)))]
+    options = ("--nproc-per-node", "3", "--max-restarts", str(len(deaths)), "--master-port", str(unused_port))
     finished = run(*options, ALLREDUCE, "40", ",".join(f"{victim}:{signum}" for victim, signum in deaths))
     assert_recovered(finished, *deaths)
-    assert finished.out.count(f"port {unused_port}\n") == 3 * (times + 1)
+    assert finished.out.count(f"port {unused_port}\n") == 3 * (len(deaths) + 1)
 
 
 def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -> None:
