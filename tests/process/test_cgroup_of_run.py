@@ -45,8 +45,8 @@ def test_every_attempt_is_in_the_runs_cgroup_and_none_is_left(start_method: str,
     assert not folders_of(run_id)
 
 
-def test_a_killed_agents_cgroup_is_emptied_of_what_carries_no_mark_and_removed(start_method: str, run_id: str) -> None:
-    running = start("--start-method", start_method, "--rdzv-id", run_id, PROGRAMS / "escape.py", "wait", "bare")
+def test_a_killed_agents_cgroup_is_emptied_of_what_carries_no_mark_and_removed(run_id: str) -> None:
+    running = start("--rdzv-id", run_id, PROGRAMS / "escape.py", "wait", "bare")
     running.wait_for(r"ready \(pid")
     pids = [int(match[1]) for match in running.wait_for(r"left .* \(pid: (\d+)\)", 6)]
     assert len(folders_of(run_id)) == 1

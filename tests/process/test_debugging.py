@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.debugging import PROMPT, STOP, Debugger
 from tests.support.processes import children, is_alive, wait_until
-from tests.support.runs import Running, run, start
+from tests.support.runs import run, start
 from tests.support.screen import CTRL_C
 
 QUIT_S = 10.0
@@ -221,22 +221,17 @@ def test_the_first_rank_that_raises_is_debugged_and_the_job_fails_as_ever(
     assert re.search(rb"rank 1 on \S+ failed: KeyError: 'lr' \(job.py:4\)", screen.close())
 
 
-def ctrl_c_twice(screen: Debugger, _running: Running) -> None:
-    screen.type(CTRL_C + CTRL_C)
-
-
-def hang_up(_screen: Debugger, running: Running) -> None:
-    running.signal(signal.SIGHUP)
-
-
-@pytest.mark.parametrize(("stop", "name"), [(ctrl_c_twice, "SIGINT"), (hang_up, "SIGHUP")])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM"])
 def test_a_run_that_is_stopped_while_an_error_is_debugged_was_stopped(
-    stop: Callable[[Debugger, Running], None], name: str, screen: Debugger, script, tmp_path: Path
+    name: str, screen: Debugger, script, tmp_path: Path
 ) -> None:
     """The worker that has raised the error ends by the stop, as those that wait for it."""
     running = screen.start("--nproc-per-node", "2", "--debug-on-error", script(ERROR), tmp_path / "never")
     screen.prompted()
-    stop(screen, running)
+    if name == "SIGINT":
+        screen.type(CTRL_C + CTRL_C)
+    else:
+        running.signal(signal.Signals[name])
     assert running.finish(QUIT_S).returncode == 128 + signal.Signals[name]
     assert screen.settings() == screen.before
     shown = screen.close()

@@ -161,8 +161,8 @@ def test_another_interpreter_runs_the_script(tmp_path: Path) -> None:
 # The store.
 
 
-def test_the_store_is_there_before_the_workers_and_on_loopback_only(start_method: str, tmp_path: Path) -> None:
-    finished = run("--start-method", start_method, "--nproc-per-node", "2", DUMP, tmp_path)
+def test_the_store_is_there_before_the_workers_and_on_loopback_only(tmp_path: Path) -> None:
+    finished = run("--nproc-per-node", "2", DUMP, tmp_path)
     assert finished.returncode == 0, finished.err
     for seen in dumped(tmp_path):
         assert seen["environ"]["MASTER_ADDR"] == "127.0.0.1"

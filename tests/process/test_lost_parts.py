@@ -164,11 +164,9 @@ def test_a_store_killed_before_any_worker_runs_ends_the_attempt() -> None:
     assert {exit_["returncode"] for exit_ in exits} <= {-signal.SIGTERM}
 
 
-def test_a_killed_store_ends_the_attempt_and_the_next_has_its_own(start_method: str) -> None:
-    running = start(
-        *("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1"),
-        PRINT_SIGNALS,
-    )
+def test_a_killed_store_ends_the_attempt_and_the_next_has_its_own() -> None:
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1")
+    running = start(*options, PRINT_SIGNALS)
     running.wait_for(r"ready \(pid", 2)
     first = running.store_pid()
     os.kill(first, signal.SIGKILL)

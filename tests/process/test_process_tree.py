@@ -39,23 +39,16 @@ def test_nothing_a_worker_started_outlives_the_run(start_method: str, end: str, 
     assert_gone(finished, len(KINDS) * (1 if code else 2))
 
 
-def test_nothing_a_worker_started_outlives_a_stop(start_method: str) -> None:
+def test_nothing_of_an_attempt_is_left_in_the_next_and_nothing_after_a_stop(start_method: str) -> None:
     """torchrun: multiprocessing_api_test 4."""
-    running = start("--start-method", start_method, "--nproc-per-node", "2", ESCAPE, "wait", "bare")
-    running.wait_for(r"ready \(pid", 2)
-    running.signal(signal.SIGTERM)
-    finished = running.finish()
-    assert finished.returncode == 143
-    assert_gone(finished, len(KINDS) * 2)
-
-
-def test_nothing_of_an_attempt_is_left_in_the_next(start_method: str) -> None:
     running = start("--start-method", start_method, "--max-restarts", "1", ESCAPE, "code:1,wait", "bare")
     running.wait_for(r"ready \(pid", 2)
     first = list(left_behind(running.lines).values())[: len(KINDS)]
     assert [pid for pid in first if is_alive(pid)] == []
     running.signal(signal.SIGTERM)
-    assert_gone(running.finish(), len(KINDS) * 2)
+    finished = running.finish()
+    assert finished.returncode == 143
+    assert_gone(finished, len(KINDS) * 2)
 
 
 @pytest.mark.torch

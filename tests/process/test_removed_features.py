@@ -109,7 +109,8 @@ def test_the_unit_tests_of_the_core_pass_without_any_feature(tmp_path: Path) -> 
     of_core = [
         str(file.relative_to(PACKAGE.parent))
         for file in sorted(tests.glob("unit/test_*.py"))
-        if "ddplaunch" in file.read_text() and file.stem != "test_architecture"  # Of files, which are fewer here.
+        if "ddplaunch" in file.read_text()
+        and file.stem != "test_architecture"  # Of files, which are fewer here.
         and not any(name.startswith("ddplaunch.features.") for name in imported_by(f"tests.unit.{file.stem}"))
     ]
     assert len(of_core) > 50

@@ -43,9 +43,9 @@ def test_a_gloo_job_recovers_each_time_that_a_rank_dies_at_the_given_port(unused
     assert finished.out.count(f"port {unused_port}\n") == 3 * (len(deaths) + 1)
 
 
-def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -> None:
+def test_each_attempt_has_its_number_its_store_and_its_logs() -> None:
     """torchrun: agent_api_test 3."""
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "2")
+    options = ("--nproc-per-node", "2", "--max-restarts", "2")
     finished = run(*options, EXIT_WITH, "1=code:3,raise:again,code:0", "0=wait,wait,code:0")
     assert finished.returncode == 0, finished.err
     texts = [(finished.run_dir / f"attempt_{attempt}" / "1" / "stdout.log").read_text() for attempt in range(3)]

@@ -261,9 +261,9 @@ def test_a_stop_by_a_user_signal_leaves_children_to_the_worker(tmp_path: Path) -
     assert "saved with its child" in finished.out
 
 
-def test_hang_up_is_ignored_under_nohup(start_method: str) -> None:
+def test_hang_up_is_ignored_under_nohup() -> None:
     running = start(
-        *("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS),
+        *("--nproc-per-node", "2", PRINT_SIGNALS),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     running.wait_for(r"ready \(pid", 2)
