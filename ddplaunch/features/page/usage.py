@@ -5,7 +5,6 @@ A curve has the smallest, middle and largest value of each node over time. One f
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import field
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, add, by_reason
-from ddplaunch.features.page.reading import content, line
+from ddplaunch.features.page.reading import line
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import Json, dicts, integer, integers
 from ddplaunch.features.usage.quantities import QUANTITIES, Quantity
@@ -36,10 +35,6 @@ _MANY, _EACH = 50, 7
 """Of many samples, each 7th counts for the mean of a column: the page must be made within seconds."""
 
 _HUGE = 1e18
-_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
-"""NaN and infinity are no JSON, and no value."""
-
-
 _DRAWN = [each for each in QUANTITIES if each.title]
 _PARTS = {part: [each for each in _DRAWN if each.part == part] for part in ("n", "w", "g")}
 
@@ -220,9 +215,11 @@ def _tell_apart(nodes: Sequence[_Node]) -> None:
 
 def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
     node = _Node(file, file.stem)
-    damaged, samples = [0], 0
-    for body in _lines(file, damaged):
-        if "ranks" in body:
+    damaged = samples = 0
+    for body in run_json.lines(file):
+        if body is None:
+            damaged += 1
+        elif "ranks" in body:
             before, node.ranks = node.ranks, integers(body, "ranks")[:_MAX_COLUMNS]
             node.has_moved = node.has_moved or before not in ([], node.ranks)
         elif "host" in body:
@@ -235,20 +232,7 @@ def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
                 sums = node.sums.get(quantity.title) or node.sums.setdefault(quantity.title, _Sums(steps))
                 sums.add(within[0], values, within[1], is_counted=is_counted)
             add(node.clocks, body, *within)
-    return node, damaged[0]
-
-
-def _lines(file: Path, damaged: list[int]) -> Iterator[Json]:
-    for text in content(file).split(b"\n"):
-        if text:
-            try:
-                body = _DECODER.decode(text.decode())
-            except (ValueError, RecursionError):
-                body = None
-            if isinstance(body, dict):
-                yield body
-            else:
-                damaged[0] += 1
+    return node, damaged
 
 
 def _steps(body: Json, whole: Span, steps: int) -> tuple[range, float] | None:
@@ -327,8 +311,8 @@ def _add_values(found: list[Curve], nodes: list[_Node], whole: Span, steps: int)
             wanted.setdefault(outlier.node, []).append((curve.quantity, outlier))
     for index, outliers in wanted.items():
         sums = [(quantity, outlier, _Sums(steps)) for quantity, outlier in outliers]
-        for body in _lines(nodes[index].file, [0]):
-            if within := _steps(body, whole, steps):
+        for body in run_json.lines(nodes[index].file):
+            if body and (within := _steps(body, whole, steps)):
                 values = dict(_values(body))
                 for quantity, outlier, each in sums:
                     each.add(within[0], values.get(quantity, [])[outlier.column : outlier.column + 1], within[1])

@@ -32,6 +32,9 @@ _MAX_BYTES = 256 << 20
 
 _MAX_LINE_BYTES = 16 << 20
 _MAX_PID = 1 << 22
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+"""NaN and infinity are no JSON, and no value."""
+
 _LIMITS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}
 """Keys of an event, and what their numbers are below."""
 
@@ -124,7 +127,7 @@ def lines(path: Path, having: bytes = b"", max_bytes: int = _MAX_BYTES) -> Itera
         while file.tell() < max_bytes and (line := file.readline(_MAX_LINE_BYTES)):
             if having in line and line.strip():
                 try:
-                    body = json.loads(line)
+                    body = _DECODER.decode(line.decode())
                 except (ValueError, RecursionError):
                     body = None
                 yield body if isinstance(body, dict) else None
