@@ -104,8 +104,8 @@ def test_when_pages_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_child_that_is_killed_leaves_nothing(tmp_path: Path, is_begun: bool):
     child = run_page._Child(tmp_path)
-    (tmp_path / f".{make.FILE}.{child._pid}.0a1b2c3d.part").touch()
-    os.kill(child._pid, signal.SIGSTOP)
+    (tmp_path / f".{make.FILE}.{child._process.pid}.0a1b2c3d.part").touch()
+    os.kill(child._process.pid, signal.SIGSTOP)
     if is_begun:
         child.begin()
     child.kill()

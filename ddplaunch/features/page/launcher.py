@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +22,6 @@ from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
-from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,17 +50,20 @@ class _Child:
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError or RuntimeError: no room for a process or a thread."""
-        self.ended, self._lock, self._is_reaped = threading.Event(), threading.Lock(), False
+        from ddplaunch.system import processes
+
+        self.ended, self._lock = threading.Event(), threading.Lock()
         self._folder, self._began_at, self.duration_s = folder, time.monotonic(), 0.0
+        command = (sys.executable, "-c", _START, PACKAGE_ROOT, str(folder))
+        null = subprocess.DEVNULL
         # A socket and no pipe: a write to a child that has ended raises no SIGPIPE.
         self._go, theirs = socket.socketpair()
         with theirs:
-            null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (1, 2)]
-            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), *null]
-            command = (sys.executable, "-c", _START, PACKAGE_ROOT, str(folder))
             # A session of its own: Ctrl-C on the terminal does not end it.
-            self._pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setsid=True)
-        in_thread("page", self._wait)
+            self._process = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=null, stderr=null, start_new_session=True
+            )
+        processes.watch_exit(self._process.pid, "page", self._on_exit)
 
     def begin(self) -> None:
         """Make the page now."""
@@ -69,15 +71,12 @@ class _Child:
         with contextlib.suppress(OSError), self._go:  # It has ended.
             self._go.send(b"\n", socket.MSG_NOSIGNAL)
 
-    def _wait(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)  # The pid stays this process's for ``kill``.
-            with self._lock:
-                os.waitpid(self._pid, 0)
-                self._is_reaped = True
+    def _on_exit(self) -> None:
+        with self._lock:
+            self._process.wait()
         for folder in (self._folder, self._folder.parent):  # The page of the whole run may be beside the folder.
             with contextlib.suppress(OSError):  # What it had written when it was killed, named by ``kept_files``.
-                for part in folder.glob(f".run.html.{self._pid}.*"):
+                for part in folder.glob(f".run.html.{self._process.pid}.*"):
                     part.unlink()
         self.duration_s = time.monotonic() - self._began_at
         self.ended.set()
@@ -85,8 +84,7 @@ class _Child:
     def kill(self) -> None:
         """End the process; an earlier page stays."""
         with self._lock:
-            if not self._is_reaped:
-                os.kill(self._pid, signal.SIGKILL)
+            self._process.kill()
 
 
 class RunPage(Watch):
