@@ -13,8 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.debug import records as debugging
-from ddplaunch.features.debug.records import SessionOrder, SessionRequest
+from ddplaunch.features.debug.records import MAX_LINE_BYTES, SessionOpened, SessionOrder, SessionRequest
 from ddplaunch.protocol import wire
 from ddplaunch.system import linux
 from ddplaunch.threads import in_thread
@@ -49,8 +48,10 @@ class DebugPart(Part):
 
     def on_connection(self, connection: Connection) -> bool:
         """As ``Part.on_connection``: only a process that stops in a debugger binds its socket."""
-        if connection.is_bound:
-            self._start(connection.socket)
+        if connection.is_bound and len(self._sessions) < _MAX_SESSIONS:
+            in_thread("debug session", lambda: self._serve(connection.socket))
+        elif connection.is_bound:
+            connection.socket.close()
         return connection.is_bound
 
     def on_event(self, event: object) -> bool:
@@ -63,58 +64,33 @@ class DebugPart(Part):
                 session.handle(event)
         return True
 
-    def _start(self, connection: socket.socket) -> None:
-        """Serve the session of this ``connection`` in a thread. Called in the thread of the socket for workers."""
-        if len(self._sessions) >= _MAX_SESSIONS:
-            connection.close()
-            return
-        in_thread("debug session", lambda: self._serve(connection))
-
     def _serve(self, connection: socket.socket) -> None:
+        """Serve a session, if it is one of a process of these workers."""
         from ddplaunch.features.debug.agent_session import DebugSession
 
-        group = self._group
-        send = self._node.outbox.send
+        group, send = self._group, self._node.outbox.send
         with contextlib.closing(connection):
-            opened = self._opened(connection, group) if group else None
-            if group is None or opened is None:
+            request = _request(connection)
+            if not (group and request):
                 return
-            worker = next(each for each in group.workers if each.rank == opened.rank)
-            session = DebugSession(opened.session, connection, linux.peer_credentials(connection)[0], send)
+            worker = next((each for each in group.workers if each.pid == request.worker), None)
+            if worker is None:
+                return
+            number = next(self._numbers)
+            session = DebugSession(number, connection, linux.peer_credentials(connection)[0], send)
             with self._lock:
-                self._sessions[session.number] = session
+                self._sessions[number] = session
             self._mark(group, is_debugged=True)
-            worker.in_post_mortem = opened.is_post_mortem
-            send(opened)
+            worker.in_post_mortem = request.is_post_mortem
+            send(SessionOpened(number, group.attempt, worker.rank, group.host, request.place, request.is_post_mortem))
             try:
                 session.run()
             finally:
                 worker.in_post_mortem = False
                 with self._lock:
-                    del self._sessions[session.number]
+                    del self._sessions[number]
                     session.close()
                 self._mark(group, is_debugged=False)
-
-    def _opened(self, connection: socket.socket, group: WorkerGroup) -> debugging.SessionOpened | None:
-        """What the process asks for; None if it is none of this user, or of these workers."""
-        connection.settimeout(_REQUEST_S)
-        try:
-            line = connection.recv(debugging.MAX_LINE_BYTES)
-            connection.settimeout(None)
-            request: SessionRequest = wire.decode(line, (SessionRequest,))
-        except (OSError, wire.ProtocolError):
-            return None
-        worker = next((each for each in group.workers if each.pid == request.worker), None)
-        if worker is None:
-            return None
-        return debugging.SessionOpened(
-            session=next(self._numbers),
-            attempt=group.attempt,
-            rank=worker.rank,
-            host=group.host,
-            place=request.place,
-            is_post_mortem=request.is_post_mortem,
-        )
 
     def _mark(self, group: WorkerGroup, *, is_debugged: bool) -> None:
         """What a rank does while it is debugged, or others while they wait for it, is no hang."""
@@ -122,6 +98,17 @@ class DebugPart(Part):
             group.debugged += 1 if is_debugged else -1
             group.debugged_at = time.monotonic()
         self._node.post(lambda: None)  # Whoever measures for how long the workers are quiet looks again.
+
+
+def _request(connection: socket.socket) -> SessionRequest | None:
+    """What the process asks for; None if that is not understood."""
+    connection.settimeout(_REQUEST_S)
+    with contextlib.suppress(OSError, wire.ProtocolError):
+        line = connection.recv(MAX_LINE_BYTES)
+        connection.settimeout(None)
+        request: SessionRequest = wire.decode(line, (SessionRequest,))
+        return request
+    return None
 
 
 part = DebugPart
