@@ -11,17 +11,17 @@ import re
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.line_prefix import prefixed
 from ddplaunch.protocol.launcher_agent import count_lines
 from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import Output
 
@@ -34,12 +34,8 @@ _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WRITE_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
-class _RawBytes:
-    """Bytes that are written as they are; ``written`` is called afterwards."""
-
-    data: bytes
-    written: Callable[[], object]
+_Entry = tuple["Output | None", bytes, "Callable[[], object] | None"]
+"""Lines of a worker, or a message; or bytes that are written as they are, with what is called afterwards."""
 
 
 class StreamWriter:
@@ -61,7 +57,7 @@ class StreamWriter:
         self._changed = threading.Condition()
         self._queue: deque[tuple[Output | None, bytes]] = deque()
         self._queued_bytes = 0
-        self._raw: deque[_RawBytes] = deque()
+        self._raw: deque[tuple[bytes, Callable[[], object]]] = deque()
         self._is_full = self._is_held = False
         self._is_broken = self._is_closed = False
         self._writing: tuple[Output | None, memoryview] | None = None
@@ -112,7 +108,7 @@ class StreamWriter:
     def raw(self, data: bytes, written: Callable[[], object]) -> None:
         """Write bytes as they are, before what is queued; ``written`` is called in the thread afterwards."""
         with self._changed:
-            self._raw.append(_RawBytes(data, written))
+            self._raw.append((data, written))
             self._changed.notify_all()
 
     def progress(self, text: str) -> None:
@@ -191,11 +187,11 @@ class StreamWriter:
 
     def _write_all(self) -> None:
         while (piece := self._take_next()) is not None:
-            if isinstance(piece, _RawBytes):
-                self._write(None, self._erased() + piece.data)
-                piece.written()
+            header, data, written = piece
+            if written:
+                self._write(None, self._erased() + data)
+                written()
                 continue
-            header, data = piece
             if header is not None and header.lost_lines:
                 text = self._dropped_text(header)
                 is_lost = self._write(None, self._erased() + self._compose(None, text))
@@ -221,7 +217,7 @@ class StreamWriter:
         above = shown.count("\n")
         return _ERASE + (b"\x1b[%dA\x1b[J" % above if above else b"") if shown else b""
 
-    def _take_next(self) -> _RawBytes | tuple[Output | None, bytes] | None:
+    def _take_next(self) -> _Entry | None:
         """The next entry to write; neither header nor bytes for the progress line. None at the end."""
         with self._changed:
             self._writing = None
@@ -231,7 +227,7 @@ class StreamWriter:
                 return None
             if self._raw:
                 self._writing = (None, memoryview(b""))
-                return self._raw.popleft()
+                return (None, *self._raw.popleft())
             if self._queue:
                 header, data = self._queue.popleft()
                 self._queued_bytes -= len(data) + _ENTRY_BYTES if header else 0
@@ -240,7 +236,7 @@ class StreamWriter:
             else:
                 header, data = self._dropped.pop(next(iter(self._dropped))), b""
             self._writing = (None, memoryview(b""))
-            return header, data
+            return header, data, None
 
     def _compose(self, header: Output | None, data: bytes) -> bytes:
         """``data`` with its prefixes, after a newline if another worker's line is unfinished."""
