@@ -26,7 +26,7 @@ from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.record_checks import RecordChecks
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
-from ddplaunch.launcher.watches import RunEnd, RunServices, Timers, Watches
+from ddplaunch.launcher.watches import RunEnd, RunServices, Timed, Timers, Watches
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentFailed,
@@ -119,7 +119,8 @@ class Run:
             ask=watches.on_request,
         )
         watches.begin(services)
-        self._timers = Timers(pings, (NodeProgress(participants, messages), shutdown, nodes, *watches.all), mailbox)
+        parts: tuple[Timed, ...] = (NodeProgress(participants, messages), shutdown, nodes, *watches.all)
+        self._timers = Timers(pings, parts, mailbox, self._on_timer_failed)
 
     # The loop.
 
@@ -152,8 +153,21 @@ class Run:
     def _errors_stop_the_run(self) -> Iterator[None]:
         try:
             yield
-        except LaunchError as error:
+        except Exception as error:
+            self._on_error(error)
+
+    def _on_error(self, error: Exception) -> None:
+        """Call it while ``error`` is handled. An unexpected one, too, ends the run in order and with its report."""
+        if isinstance(error, LaunchError):
             self._shutdown.fail(error)
+        else:
+            self._shutdown.on_bug(quote(f"{type(error).__name__}: {error}", _MAX_NOTICE))
+
+    def _on_timer_failed(self, part: object, error: Exception) -> None:
+        """``part`` is not called again."""
+        if part in (self._shutdown, self._nodes):  # Without them, the run may not come to its end.
+            raise error
+        self._on_error(error)
 
     def _on_event(self, event: object) -> None:
         match event:
@@ -167,16 +181,7 @@ class Run:
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
             case _ if callable(event):  # See ``RunServices.post``.
-                self._call(event)
-
-    def _call(self, posted: Callable[[], object]) -> None:
-        """Call what a watch has posted. An unexpected error in it must not cost the run its report."""
-        try:
-            posted()
-        except LaunchError:
-            raise
-        except Exception as error:
-            self._shutdown.on_bug(quote(f"{type(error).__name__}: {error}", _MAX_NOTICE))
+                event()
 
     def _suspend(self) -> None:
         if signals.can_be_suspended():
@@ -317,7 +322,8 @@ class Run:
     def _on_signals(self) -> bool:
         """Handle the signals that have arrived, before what else has; at the end of the run they are only counted."""
         for event in () if self._nodes.all_finished else self._mailbox.take(signals.SignalReceived):
-            self._on_event(event)
+            with self._errors_stop_the_run():
+                self._on_event(event)
         return False
 
     # The end of a node.

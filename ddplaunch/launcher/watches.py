@@ -299,21 +299,42 @@ class Timers:
     meanwhile, in their own thread.
     """
 
-    def __init__(self, pings: Timed, parts: Sequence[Timed], mailbox: Mailbox[object]) -> None:
-        """``parts`` run in this order, after the pings, which may suspend this process."""
+    def __init__(
+        self,
+        pings: Timed,
+        parts: Sequence[Timed],
+        mailbox: Mailbox[object],
+        on_error: Callable[[Timed, Exception], None],
+    ) -> None:
+        """``parts`` run in this order, after the pings, which may suspend this process.
+
+        ``on_error`` is called with a part that has raised an exception; it is not called again.
+        """
         self._pings = pings
         self._parts = parts
         self._mailbox = mailbox
+        self._on_error = on_error
+        self._failed: list[Timed] = []
         self._deadline = float("inf")
         self._catch_up_by = 0.0
 
     def run_due(self) -> float:
         """Run the parts that are due. Returns the time until which the loop may wait for an event."""
-        ping_at = self._pings.run_due(time.monotonic())
+        ping_at = self._call(self._pings, time.monotonic())
         now = time.monotonic()
         if now - self._deadline > _FROZEN_S:
             self._catch_up_by = self._deadline = now + _CATCH_UP_S
         if now < self._catch_up_by and not self._mailbox.is_empty:
             return now
-        self._deadline = min(ping_at, *(part.run_due(now) for part in self._parts))
+        self._deadline = min(ping_at, *(self._call(part, now) for part in self._parts))
         return self._deadline
+
+    def _call(self, part: Timed, now: float) -> float:
+        if part in self._failed:
+            return NEVER
+        try:
+            return part.run_due(now)
+        except Exception as error:
+            self._failed.append(part)
+            self._on_error(part, error)
+            return NEVER

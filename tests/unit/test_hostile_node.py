@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,15 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import INTERNAL, LaunchError
 from ddplaunch.features.collect_logs import records as collect_logs
 from ddplaunch.features.faults.records import FaultInjected
+from ddplaunch.features.hangs.launcher import HangWatch
 from ddplaunch.features.usage import records as usage
 from ddplaunch.launcher import pings, setup
 from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.record_checks import RecordChecks
 from ddplaunch.launcher.run import Run
+from ddplaunch.launcher.shutdown import Shutdown
 from ddplaunch.launcher.watches import Watches
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
@@ -44,6 +49,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.files import run_folder
+from ddplaunch.system.signals import SignalReceived
 from tests.support.configs import launch_config, rendezvous_config
 from tests.support.fake_agents import participants_of
 from tests.support.spoken_agents import Answer, Mutator, SpokenHandle, SpokenTransport, honest
@@ -274,31 +280,44 @@ def test_output_that_cannot_be_shown_costs_the_node(state: Path, monkeypatch: py
     assert "its Output cannot be shown: KeyError: 'colour'" in shown(session)
 
 
-def fail_in_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a function that a watch posts an error, each time that a node tells of itself."""
+def fail(*_: object) -> None:
+    raise KeyError("a\x1bb")
 
-    def on_event(self: Watches, index: int, event: object) -> None:
-        def posted() -> None:
-            raise KeyError("a\x1bb")
 
-        if isinstance(event, NodeDetails):
-            self._run.post(posted)
+def post_with_details(event: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch posts this each time that a node tells of itself."""
+
+    def on_event(self: Watches, index: int, record: object) -> None:
+        if isinstance(record, NodeDetails):
+            self._run.post(event)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Watches, "on_node_event", on_event)
 
 
-@pytest.mark.parametrize(
-    ("is_posted", "told"),
-    [(False, r"on node0: its NodeDetails cannot be handled: KeyError: 'a\x1bb'"), (True, r"KeyError: 'a\x1bb'")],
-)
+def break_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    post_with_details(SignalReceived(signal.SIGTERM), monkeypatch)
+    monkeypatch.setattr(Shutdown, "on_signal", fail)
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a function that a watch has posted": partial(post_with_details, fail),
+    "a signal": break_signals,
+    "what a run waits for": lambda patch: patch.setattr(NodeProgress, "run_due", fail),
+    "the timer of a watch": lambda patch: patch.setattr(HangWatch, "run_due", fail),
+    "the pings": lambda patch: patch.setattr(pings.Pings, "run_due", fail),
+}
+
+
+@pytest.mark.parametrize("place", ["a record", *BUGS])
 def test_on_this_machine_it_is_a_bug_that_ends_the_run_in_order(
-    is_posted: bool, told: str, broken: Callable[[int], None], state: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, broken: Callable[[int], None], state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record that cannot be handled, and a function that a watch has posted."""
-    if is_posted:
-        fail_in_watch(monkeypatch)
+    told = r"KeyError: 'a\x1bb'"
+    if place in BUGS:
+        BUGS[place](monkeypatch)
     else:
         broken(0)
+        told = f"on node0: its NodeDetails cannot be handled: {told}"
     session = Session(state, 1, [])
     session.config = launch_config(script="x.py", log_dir=str(state / "runs"))
     said = [AgentReady(1), AttemptStarted(0, 1, (11,), 0, 1, 0)]

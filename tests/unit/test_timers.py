@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ class Loop:
         self.said: list[str] = []
         self._now, self._mailbox = 0.0, SimpleNamespace(is_empty=True)
         parts = [Part("part", [*map(float, times.split(","))], self.said) for times in due.split()]
-        self._timers = Timers(Part("pings", [*map(float, range(200))], self.said), parts, self._mailbox)
+        pings = Part("pings", [*map(float, range(200))], self.said)
+        self._timers = Timers(pings, parts, self._mailbox, lambda *_: pytest.fail("a part has failed"))
         monkeypatch.setattr(watches, "time", SimpleNamespace(monotonic=lambda: self._now))
 
     def busy(self) -> None:
@@ -57,3 +59,20 @@ def test_when_parts_act(monkeypatch: pytest.MonkeyPatch) -> None:
         return golden.play(Loop(monkeypatch, due), steps)
 
     golden.check_pages("timers", story)
+
+
+def test_a_part_that_fails_is_told_and_not_called_again_and_the_others_go_on() -> None:
+    told: list[Any] = []
+
+    def broken(now: float) -> float:
+        raise ValueError(f"a bug at {now > 0}")
+
+    part = SimpleNamespace(run_due=broken)
+    others = [Part("first", [0.0], told), part, Part("last", [0.0], told)]
+    timers = Timers(Part("pings", [], told), others, SimpleNamespace(is_empty=True), lambda *error: told.append(error))
+    assert [timers.run_due(), timers.run_due()] == [float("inf")] * 2
+    first, (failed, error), last = told
+    assert first.startswith("first at ")
+    assert last.startswith("last at ")
+    assert failed is part
+    assert str(error) == "a bug at True"
