@@ -141,10 +141,10 @@ class Agent(NodeServices):
         for part in () if self._is_refused else self._parts:
             part.on_run_ended()
 
-    def close(self) -> tuple[int, ...]:
-        """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
+    def close(self, *, is_bug: bool = False) -> tuple[int, ...]:
+        """Kill all that this agent has started; after a bug, stop the workers first. Returns the pids that survive."""
         if self._group and not self._group.all_ended and not self._unkillable_pids:
-            self._kill_workers(self._group)
+            (self._stop_workers if is_bug else self._kill_workers)(self._group)
         unkillable: list[int] = []
         with contextlib.ExitStack() as stack:  # An error of one keeps no other from its end.
             stack.callback(lambda: unkillable.extend(self.forkserver.close()))
@@ -308,7 +308,7 @@ class Agent(NodeServices):
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
         """
         while True:
-            due = min((part.run_due(time.monotonic()) for part in self._parts), default=NEVER)
+            due = parts.run_due(self._parts, time.monotonic())
             if done():
                 return True
             limit = deadline() if callable(deadline) else deadline
@@ -336,7 +336,7 @@ class Agent(NodeServices):
                 self._group.signal(signum)
             case _ if callable(event):  # See ``NodeServices.post``.
                 event()
-            case _ if not any(part.on_event(event) for part in self._parts):
+            case _ if not parts.on_event(self._parts, event):
                 self.rendezvous.handle_event(event)
 
     def _on_started(self, event: ProcessStarted) -> None:

@@ -6,6 +6,7 @@ every run needs, since the launcher waits for its start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -121,13 +122,21 @@ def _execute(
         failed = _describe(error, host)
     if spec is None or not spec.rendezvous or (agent and agent.rendezvous.has_joined):
         outbox.send(failed)
-        return agent.close() if agent else ()
+        return _close(agent, failed)
     from ddplaunch.agent.rendezvous import absence
 
-    unkillable = agent.close() if agent else ()
+    unkillable = _close(agent, failed)
     absence.tell(spec, failed, mailbox, outbox.send)
     outbox.send(failed)  # Last: the launcher answers with an order to stop.
     return unkillable
+
+
+def _close(agent: Agent | None, failed: AgentFailed) -> tuple[int, ...] | None:
+    """Returns the pids that SIGKILL has not ended; None if a bug keeps them from being known: the launcher sweeps."""
+    for is_bug in (failed.exit_code == errors.INTERNAL, False):
+        with contextlib.suppress(Exception):
+            return agent.close(is_bug=is_bug) if agent else ()
+    return None
 
 
 def _after_end(spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object], launcher_lost: threading.Event) -> None:
@@ -157,7 +166,7 @@ def _describe(error: Exception, host: str) -> AgentFailed:
     known = error if isinstance(error, LaunchError) else limits.shortage(error, host)
     if known:
         return AgentFailed(known.message, known.hint, known.exit_code)
-    return AgentFailed(f"a bug in ddplaunch's agent\n{traceback.format_exc()}", "", errors.INTERNAL)
+    return AgentFailed(f"a bug in ddplaunch's agent on {host}\n{traceback.format_exc()}", "", errors.INTERNAL)
 
 
 def _sweep_run(order: SweepRun) -> tuple[int, ...]:

@@ -6,13 +6,13 @@ Runs in the agent, in its main thread. ``Agent`` calls each method of all parts,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch import features
 from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous import Rendezvous, Wait
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.system.unix_socket import Connection, LocalServer
+
+T = TypeVar("T")
 
 
 class NodeServices:
@@ -68,6 +70,9 @@ class Part:
 
     But ``on_attempt`` keeps the group: a part that defines it, and uses ``_group``, calls ``super().on_attempt``.
     """
+
+    has_failed = False
+    """An unexpected error was raised by ``run_due`` or ``on_event``: they are not called again."""
 
     def __init__(self, node: NodeServices) -> None:
         self._node = node
@@ -164,3 +169,26 @@ def begin(spec: AgentSpec, post: Callable[[object], None]) -> dict[str, Any]:
 def load(node: NodeServices) -> tuple[Part, ...]:
     """All parts of an agent. A feature that only begins something ahead has none."""
     return tuple(module.part(node) for module in features.loaded("agent") if hasattr(module, "part"))
+
+
+def run_due(parts: Sequence[Part], now: float) -> float:
+    """Have all parts do what is due. Returns when to call again.
+
+    An error that a part raises ends the agent, whose last waits do without this part.
+    """
+    return min((_called(part, part.run_due, now, NEVER) for part in parts), default=NEVER)
+
+
+def on_event(parts: Sequence[Part], event: object) -> bool:
+    """Whether a part has handled ``event``. Errors are as those of ``run_due``."""
+    return any(_called(part, part.on_event, event, False) for part in parts)
+
+
+def _called(part: Part, method: Callable[[Any], T], argument: object, otherwise: T) -> T:
+    if part.has_failed:
+        return otherwise
+    try:
+        return method(argument)
+    except Exception:
+        part.has_failed = True
+        raise

@@ -7,17 +7,19 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import children, command_line, is_alive, pids_with, wait_until
-from tests.support.runs import PROGRAMS, SLOW_IMPORT, Finished, Running, start
+from tests.support.runs import PROGRAMS, ROOT, SLOW_IMPORT, Finished, Running, start
 
 PRINT_SIGNALS = PROGRAMS / "print_signals.py"
 EXIT_WITH = PROGRAMS / "exit_with.py"
 ESCAPE = PROGRAMS / "escape.py"
 
 NODE_LOST = 84
+INTERNAL = 80
 
 
 def assert_nothing_left(timeout_s: float = 10) -> None:
@@ -190,3 +192,44 @@ def test_a_launcher_killed_at_any_moment_leaves_nothing() -> None:
         running.signal(signal.SIGKILL)
         running.finish()
         assert_nothing_left(10)
+
+
+BROKEN_PART = """
+import os, sys
+if any("agent.main" in word for word in sys.orig_argv):
+    from ddplaunch.agent import parts
+
+    class Broken(parts.Part):
+        def run_due(self, now):
+            if os.path.exists(os.environ["BREAK"]) and self._node.spec.host != "node0":
+                self.on_event("a bug") if os.environ["IN"] == "run_due" else self._node.post("a bug")
+            return now + 0.05
+
+        def on_event(self, event):
+            if event == "a bug":
+                raise KeyError(event)
+            return False
+
+    load = parts.load
+    parts.load = lambda node: (*load(node), Broken(node))
+"""
+
+
+@pytest.mark.parametrize("method", ["run_due", "on_event"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_bug_in_a_part_of_an_agent_ends_the_run_in_order(tmp_path: Path, method: str, nodes: int) -> None:
+    """Workers get SIGTERM, and time; the launcher says what has happened, and where."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_PART)
+    trigger = tmp_path / "break"
+    options = ("--nproc-per-node", "2") if nodes == 1 else ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1")
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "BREAK": str(trigger), "IN": method}
+    running = start(*options, PRINT_SIGNALS, "0.2", env=env)
+    running.wait_for(r"ready \(pid", 2)
+    trigger.touch()
+    finished = running.finish()
+    assert finished.returncode == INTERNAL, finished.err
+    assert finished.out.count("got SIGTERM") == finished.out.count("bye") == 2
+    assert finished.err.count("a bug in ddplaunch's agent on ") == 1
+    assert finished.err.count("KeyError: 'a bug'") == 1
+    assert finished.err.count("Traceback (most recent call last)") == 1
+    assert_nothing_left()
