@@ -125,10 +125,10 @@ def _execute(
         return _close(agent, failed)
     from ddplaunch.agent.rendezvous import absence
 
-    unkillable = _close(agent, failed)
+    left = _close(agent, failed)
     absence.tell(spec, failed, mailbox, outbox.send)
     outbox.send(failed)  # Last: the launcher answers with an order to stop.
-    return unkillable
+    return left
 
 
 def _close(agent: Agent | None, failed: AgentFailed) -> tuple[int, ...] | None:
