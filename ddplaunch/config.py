@@ -195,7 +195,6 @@ class RemoteConfig:
         accept_new: accept and store the keys of unknown hosts, as ``ssh -o StrictHostKeyChecking=accept-new``.
         connect_timeout_s: seconds for one attempt, from the name look-up to the login.
         start_timeout_s: seconds from the login, or the start of srun, to the agent's first record, ``setup`` included.
-        max_logins: hosts that are connected to at the same time.
         python: interpreter of the agents; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.
         environ: variables that all workers get, also those on this machine, as pairs.
@@ -209,7 +208,6 @@ class RemoteConfig:
     accept_new: bool = False
     connect_timeout_s: float = 15.0
     start_timeout_s: float = 60.0
-    max_logins: int = 64
     python: str | None = None
     setup: str = ""
     environ: tuple[tuple[str, str], ...] = ()

@@ -116,6 +116,14 @@ ROWS = (
         parse=parse_positive_seconds,
         only=(SSH,),
     ),
+    Option(
+        "--start-timeout",
+        "TIME",
+        "Time from the login on a host to the start of its agent, with --remote-setup. Default: 60 s.",
+        sets="remote.start_timeout_s",
+        parse=parse_positive_seconds,
+        only=(REAL_RUN, HOSTS),
+    ),
 )
 
 HOST_OPTIONS = ("hosts", "hostfile", *(row.name for row in features.rows() if getattr(row, "names_hosts", False)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from ddplaunch.config import AgentConfig, Entry
+from ddplaunch.config import AgentConfig, Entry, WorkerConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Descriptor, Pid
 
@@ -75,11 +75,10 @@ class AgentSpec(AgentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ForkserverSpec:
-    """Agent to forkserver, first: imports and ``sys.path``.
+    """Agent to forkserver, first: the settings of the workers that it starts, imports and ``sys.path``.
 
     Attributes:
-        imports: import torch for forked workers; otherwise the forkserver only forks and execs.
-        preload: further modules to import, in this order.
+        imports: import torch and ``workers.preload`` for forked workers; otherwise the forkserver only forks and execs.
         script: path of a script, whose text names further parts of torch to import; empty for none.
         script_dir: ``sys.path[0]`` of the workers during the imports; empty for none.
         env: the environment of a forkserver that a keeper has forked; None: it was started with it.
@@ -87,8 +86,8 @@ class ForkserverSpec:
 
     run_id: str
     agent_pid: Pid
+    workers: WorkerConfig
     imports: bool
-    preload: tuple[str, ...]
     script: str
     script_dir: str
     env: dict[str, str] | None = None

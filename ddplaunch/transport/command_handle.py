@@ -127,7 +127,7 @@ class CommandHandle(PopenHandle):
             printed = "; ".join(line for line in self._output_lines if line)[-500:]
             within = f" within {self._start.timeout_s:g} s" if is_late.is_set() else ""
             message = f"{self._command} did not start the agent{within}: {printed or 'it printed nothing'}"
-            return HostFailure(self.host, "start", message)
+            return HostFailure(self.host, "start", message, remote_start.SLOW_HINT if is_late.is_set() else "")
         except RuntimeError as error:
             message = f"the launcher's machine has no room for a thread: {error}"
             return HostFailure(self.host, "start", message, NO_ROOM_HINT)

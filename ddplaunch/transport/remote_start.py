@@ -109,6 +109,10 @@ if facts.get("ddplaunch") == start["version"]:
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
 
 
+SLOW_HINT = "A slow file system or --remote-setup? --start-timeout allows more."
+"""Hint where an agent has not started in time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RemoteStart:
     """How to start an agent on another machine.

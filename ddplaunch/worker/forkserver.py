@@ -110,10 +110,10 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
         return True
     with preload.without_collection(), preload.first_in_path(spec.script_dir):
         threads = threads_after_numpy()
-        for module in (*preload.modules_for(source), *spec.preload):
+        for module in (*preload.modules_for(source), *spec.workers.preload):
             error = preload.try_import(module)
             # A module that the script seems to need may be missing: if the script imports it, the script fails.
-            if error and module in (*preload.ALWAYS, *spec.preload):
+            if error and module in (*preload.ALWAYS, *spec.workers.preload):
                 hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
                 answer(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
@@ -225,7 +225,10 @@ def quiet_fork() -> int:
 
 
 def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
-    """Set up the new process: signals, cgroup, session, descriptors, environment, CPUs; close other descriptors."""
+    """Set up the new process: signals, cgroup, session, descriptors, environment, CPUs; close other descriptors.
+
+    ``server.workers`` are the settings of all workers, ``spec`` is what only this process has.
+    """
     if spec.how in _HELPERS:
         signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)  # They ignore what the agent decides about.
     else:
@@ -253,7 +256,7 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
     exit.reset_finalizers()
     how: Literal["module", "function", "script"] = spec.how if spec.how in ("module", "function") else "script"
     # A preloaded package may use torch without an import of its own.
-    before = None if server.preload else late_import.hide_torch
+    before = None if server.workers.preload else late_import.hide_torch
     return partial(bootstrap.prepare, how, spec.argv, before)
 
 

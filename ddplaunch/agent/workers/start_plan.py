@@ -65,8 +65,8 @@ def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
     return ForkserverSpec(
         run_id=spec.run_id,
         agent_pid=os.getpid(),
+        workers=spec.workers,
         imports=forks,
-        preload=spec.workers.preload if forks else (),
         script=path if is_file else "",
         script_dir=folder if forks and not is_own_module(path) else "",
     )

@@ -37,6 +37,10 @@ _PROXY_END_S = 1.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 
 
+MAX_LOGINS = 64
+"""Hosts that are connected to at the same time."""
+
+
 class LoginLimiter:
     """Limits simultaneous logins: halved when a server is overloaded, raised slowly while logins succeed."""
 
@@ -69,7 +73,7 @@ class Connections:
     def __init__(self, settings: RemoteConfig) -> None:
         self.settings = settings
         self._jump_settings = RemoteConfig(config=settings.config, accept_new=settings.accept_new)
-        self._limiter = LoginLimiter(settings.max_logins)
+        self._limiter = LoginLimiter(MAX_LOGINS)
         self._keys = KeyRing()
         self._known: OncePerKey[KnownHosts] = OncePerKey()
         self._jump_configs: OncePerKey[HostConfig] = OncePerKey()

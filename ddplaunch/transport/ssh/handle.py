@@ -21,7 +21,7 @@ from ddplaunch.threads import in_thread
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import ConnectFailed, HostFailure
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
-from ddplaunch.transport.ssh.connections import Connections
+from ddplaunch.transport.ssh.connections import MAX_LOGINS, Connections
 from ddplaunch.transport.ssh.session import close_now, transport_deadline
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class SshHandle(AgentHandle):
         printed = [line for line in lines if line]
         last = f"; its last output: {printed[-1]}" if printed else ""
         if is_late:
-            hint = "A slow file system or --remote-setup? `ssh HOST true` shows how long a login takes."
+            hint = f"{remote_start.SLOW_HINT} `ssh HOST true` shows how long a login takes."
             return ConnectFailed("start", f"the agent did not start within {self._start.timeout_s:g} s{last}", hint)
         return ConnectFailed("start", reason + last, "Does `ssh HOST true` work?")
 
@@ -281,7 +281,7 @@ class SshTransport(Transport):
         """
         super().__init__(config, *others)
         hosts = len(config.hosts)
-        limits.raise_open_files(hosts + 4 * config.remote.max_logins + 64, plural(hosts, "host"))
+        limits.raise_open_files(hosts + 4 * MAX_LOGINS + 64, plural(hosts, "host"))
         self._connections = Connections(config.remote)
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SshHandle:
