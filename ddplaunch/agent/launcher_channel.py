@@ -18,7 +18,8 @@ from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping, count_lines
+from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
+from ddplaunch.protocol.output_runs import count_lines, runs_of
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
@@ -118,9 +119,8 @@ class Outbox:
 
     def _drop_output(self) -> None:
         lost: dict[tuple[int, str], Output] = {}
-        for header, data in self._output:
-            if not isinstance(header, Output):
-                continue
+        queued = [(header, data) for header, data in self._output if isinstance(header, Output)]
+        for header, data in (run for piece in queued for run in runs_of(*piece)):
             key = (header.rank, header.stream)
             lines = header.lost_lines + count_lines(header, data) + (lost[key].lost_lines if key in lost else 0)
             lost[key] = replace(header, nbytes=0, lost_lines=lines)
@@ -171,7 +171,7 @@ class Outbox:
         header, data = self._output.popleft()
         self._queued_bytes -= len(data) + _ENTRY_BYTES
         cut = data.rfind(b"\n", 0, _PIECE_BYTES) + 1
-        if len(data) <= _PIECE_BYTES or not cut or not isinstance(header, Output):
+        if len(data) <= _PIECE_BYTES or not cut or not isinstance(header, Output) or header.runs:
             return header, data
         self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0, goes_on=False), data[cut:]))
         self._queued_bytes += len(data) - cut + _ENTRY_BYTES

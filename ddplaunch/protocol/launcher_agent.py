@@ -242,6 +242,9 @@ class Output(wire.Chunk):
 
     The bytes are whole lines, or an unfinished last line, which the next bytes continue (``goes_on``). Before them,
     ``lost_lines`` lines were dropped because the launcher read too slowly.
+
+    With ``runs`` they are whole lines of both streams, of each in turn; ``stream`` is the first. A run is as many bytes
+    of one stream; ``runs_of`` in ``output_runs.py`` takes them apart.
     """
 
     host: OneLine
@@ -252,6 +255,7 @@ class Output(wire.Chunk):
     lost_lines: Size = 0
     attempt: Count = 0
     goes_on: bool = False
+    runs: tuple[Count, ...] = ()
 
 
 class Report(wire.Nested):
@@ -388,13 +392,3 @@ def of_host(host: str, record: Any) -> Any:
     values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "cause"}
     changed = {name: own for name, value in values.items() if (own := of_host(host, value)) != value}
     return replace(record, **changed) if changed else record
-
-
-def count_lines(header: Output, data: bytes) -> int:
-    """Number of lines in ``data``, which follows ``header``; an unfinished one counts.
-
-    The end of a line that was sent before does not: ``print`` of ``python -u`` writes a line and its newline by two
-    calls, and where time passes between them they are two pieces of output.
-    """
-    is_unfinished = not data.endswith(b"\n")
-    return data.count(b"\n") + is_unfinished - (header.goes_on and data.startswith(b"\n")) if data else 0

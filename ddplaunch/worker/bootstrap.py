@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, TEXT_FD, is_own_module
 from ddplaunch.system import linux
 from ddplaunch.system.files import kept_files
-from ddplaunch.worker import parts
+from ddplaunch.worker import marked_output, parts
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -76,6 +76,7 @@ def prepare(
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
+    marked_output.mark_streams()
     _parts = parts.load(os.environ)
     _prepared = _PREPARE[how](argv)
     linux.set_command_line(sys.orig_argv, os.environ)

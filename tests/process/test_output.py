@@ -113,6 +113,24 @@ def test_no_line_of_many_ranks_is_lost_or_split_or_out_of_order(tmp_path: Path) 
         assert all(line.startswith(b"ddplaunch: ") for line in ours)
 
 
+def test_both_streams_of_a_rank_keep_the_order_of_writing(start_method: str, tmp_path: Path) -> None:
+    script = tmp_path / "alternate.py"
+    lines = "for n in range(5000): print(n, file=(sys.stdout, sys.stderr)[n % 3 % 2])"
+    script.write_text(f"import sys\n{lines}\nraise ValueError('last')\n")
+    with open(tmp_path / "console", "wb") as console:
+        options = ("--start-method", start_method, "--nproc-per-node", "2", "--log-dir", tmp_path / "logs")
+        run(*options, script, stdout=console, stderr=console, env=BARE)
+    (log_file,) = (tmp_path / "logs").glob("*/console.log")
+    for text in ((tmp_path / "console").read_bytes(), log_file.read_bytes()):
+        for rank in range(2):
+            found = of_rank(text, rank).decode().splitlines()
+            numbers = [int(line) for line in found if line.isdecimal()]
+            assert numbers == list(range(5000))[: len(numbers)]
+            if len(found) > len(numbers):
+                assert found[5000].startswith("Traceback"), "a rank that fails has written all of its lines before"
+    assert b"Traceback" in (tmp_path / "console").read_bytes()
+
+
 def test_lines_of_many_megabytes_do_not_fill_the_memory(tmp_path: Path) -> None:
     nbytes, go = 50_000_000, tmp_path / "go"
     logs = [tmp_path / "job" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]

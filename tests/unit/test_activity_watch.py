@@ -43,8 +43,7 @@ class Watched:
         monkeypatch.setattr(activity_watch.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(hang_evidence, "take_samples", lambda *_, **__: {0: self._sample()})
         self.stream = Stream(Output("node1", 0, 0, "stdout", 0), send=None, log=None)
-        pump: Any = SimpleNamespace(stream=self.stream)
-        self.worker = Worker(0, 0, None, pumps=[pump], pid=PID, started_at=self.now)
+        self.worker = Worker(0, 0, None, streams=(self.stream,), pid=PID, started_at=self.now)
         self.stacks: list[bool] = []
         self.group: Any = SimpleNamespace(
             debugged=0,
@@ -95,7 +94,7 @@ class Watched:
         """The worker does nothing."""
 
     def write(self) -> None:
-        self.stream.write(b"line\n")
+        self.stream.keep(b"line\n")
 
     def call(self, number: str) -> None:
         """A collective, while the worker writes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.workers.output import HelperOutput
+from ddplaunch.agent.helper_output import HelperOutput
 from ddplaunch.protocol.launcher_agent import Notice
 
 

@@ -53,6 +53,11 @@ def stream(send: Callable[[Output, bytes], bool] | None, log: LogFile | None = N
     return Stream(HEADER, send, log)
 
 
+def write(to: Stream, data: bytes) -> None:
+    to.keep(data)
+    to.show(data)
+
+
 # Whole lines.
 
 
@@ -109,7 +114,7 @@ def test_the_filter_takes_whole_lines_with_a_needle_and_puts_the_prefix_before_t
 def test_a_stream_kept_off_the_console_still_has_its_file_and_its_tail(tmp_path: Path) -> None:
     path = tmp_path / "stderr.log"
     it = stream(None, LogFile(path, pytest.fail))
-    it.write(b"x\n" * 100_000)
+    write(it, b"x\n" * 100_000)
     assert it.partial_deadline() is None
     it.close()
     assert path.stat().st_size == 200_000
@@ -119,15 +124,15 @@ def test_a_stream_kept_off_the_console_still_has_its_file_and_its_tail(tmp_path:
 def test_lines_that_were_refused_are_counted_in_front_of_the_next() -> None:
     received = Received()
     it = stream(received)
-    it.write(b"a\n")
+    write(it, b"a\n")
     received.refuses = True
-    it.write(b"b\nc\n")
-    it.write(b"d")
+    write(it, b"b\nc\n")
+    write(it, b"d")
     it.flush_partial()
     received.refuses = False
-    it.write(b"e\n")
+    write(it, b"e\n")
     received.refuses = True
-    it.write(b"f\n")
+    write(it, b"f\n")
     it.close()
     assert [(header.lost_lines, data) for header, data in received.items] == [(0, b"a\n"), (3, b"e\n"), (1, b"")]
 
@@ -139,10 +144,10 @@ def test_a_line_whose_newline_comes_late_counts_once() -> None:
     for _ in range(2):
         received.refuses = True
         for piece in (b"a", b"\nb", b"\n", b"\n"):
-            it.write(piece)
+            write(it, piece)
             it.flush_partial()
         received.refuses = False
-        it.write(b"shown")
+        write(it, b"shown")
         it.flush_partial()
     assert [(header.lost_lines, data) for header, data in received.items] == [(3, b"shown"), (3, b"shown")]
 
@@ -150,10 +155,10 @@ def test_a_line_whose_newline_comes_late_counts_once() -> None:
 def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early(tmp_path: Path) -> None:
     path, received = tmp_path / "filtered_stdout.log", Received()
     it = Stream(HEADER, received, None, (b"loss",), LogFile(path, pytest.fail), b"[default1]:")
-    it.write(b"lo")
+    write(it, b"lo")
     it.flush_partial()
-    it.write(b"ss 1\nother\n")
-    it.write(b"last loss")
+    write(it, b"ss 1\nother\n")
+    write(it, b"last loss")
     it.close()
     assert received.chunks == [b"lo", b"ss 1\nother\n", b"last loss"]
     assert path.read_bytes() == b"[default1]:loss 1\n[default1]:last loss\n"
@@ -332,8 +337,7 @@ def test_a_launcher_that_is_gone_ends_all_waiting(launcher: Launcher) -> None:
 # Pumps.
 
 
-def test_a_pump_that_is_behind_gets_the_time_to_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_READ_BYTES", 1 << 16)
+def test_a_pump_that_is_behind_gets_the_time_to_finish() -> None:
     received = io.BytesIO()
 
     def slowly(_header: Output, data: bytes) -> bool:
@@ -342,7 +346,7 @@ def test_a_pump_that_is_behind_gets_the_time_to_finish(monkeypatch: pytest.Monke
         return True
 
     reader, writer = output_pipe()
-    pump = Pump(reader, stream(slowly), "test")
+    pump = Pump({reader: stream(slowly)}, "test")
     text = b"x" * 1023 + b"\n"
     threading.Thread(target=lambda: (os.write(writer, text * 1000), os.close(writer))).start()
     wait_until(lambda: received.tell())
@@ -353,7 +357,7 @@ def test_a_pump_that_is_behind_gets_the_time_to_finish(monkeypatch: pytest.Monke
 def test_the_pump_of_a_busy_stranger_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_BUSY_S", 0.5)
     reader, writer = output_pipe()
-    pump = Pump(reader, stream(Received()), "test")
+    pump = Pump({reader: stream(Received())}, "test")
     stop = threading.Event()
 
     def chatter() -> None:

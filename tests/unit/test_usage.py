@@ -118,9 +118,8 @@ def test_a_worker_that_has_ended_is_unknown() -> None:
 
 def test_lines_and_silence_are_counted() -> None:
     now = time.monotonic()
-    streams = [SimpleNamespace(lines=3, written_s=now - 7.0), SimpleNamespace(lines=1, written_s=0.0)]
-    pumps: Any = [SimpleNamespace(stream=stream) for stream in streams]
-    worker = Worker(0, 0, None, pid=os.getpid(), started_at=now - 100, pumps=pumps)
+    streams: Any = [SimpleNamespace(lines=3, written_s=now - 7.0), SimpleNamespace(lines=1, written_s=0.0)]
+    worker = Worker(0, 0, None, pid=os.getpid(), started_at=now - 100, streams=streams)
     sampler = UsageSampler([worker], None, DiskUse(None))
     streams[1].lines = 5
     found = sampler.sample(sampler._at + 2.0)

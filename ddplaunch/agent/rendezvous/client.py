@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.workers.output import HelperOutput
+from ddplaunch.agent.helper_output import HelperOutput
 from ddplaunch.errors import NODE_LOST, RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import (

@@ -18,8 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
+from ddplaunch.agent.helper_output import HelperOutput
 from ddplaunch.agent.workers.exit_details import AttemptFailure
-from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
 from ddplaunch.protocol import environment, fd_records, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT

@@ -1,38 +1,46 @@
-"""Output of workers and helpers: read from pipes, written to log files, sent to the launcher.
+"""Output of workers: read from pipes, written to log files, sent to the launcher.
 
-Runs in the agent, with one thread per pipe. A full disk or a slow launcher must not block a worker.
+Runs in the agent, with one thread per worker. A full disk or a slow launcher must not block a worker.
 """
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
+import itertools
 import os
 import select
+import struct
+import termios
 import time
-from collections.abc import Callable
+from bisect import bisect
+from collections.abc import Callable, Iterator
 from dataclasses import field, replace
-from pathlib import Path
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import Notice, Output, count_lines
+from ddplaunch.protocol import wire, write_times
+from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.protocol.output_runs import count_lines
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.linux import enlarge_pipe
 from ddplaunch.threads import in_thread
 
-_READ_BYTES = 1 << 18
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _BATCH_S = 0.005
+_TOGETHER_BYTES = 60_000
+"""One record with runs of both streams: less than a piece of ``launcher_channel``."""
+
+_BURST_BYTES = 1 << 16
+"""Less is gathered for ``_BATCH_S``: one wake-up for a burst of lines costs less than one per line."""
+
 _TAIL_BYTES = 16 << 10
 _IDLE_S = 0.25
 _BUSY_S = 5.0
 _PARTIAL_IDLE_S = 0.1
 _PARTIAL_MAX_S = 0.5
-
-_LINE_BYTES = 4096
-"""A longer line of a helper counts as several."""
-
-_MAX_NOTICES = 100
-"""Lines of a helper that the launcher gets; the file has all."""
 
 
 class LineBuffer:
@@ -158,8 +166,8 @@ class Stream:
     _console_lines: LineBuffer = field(default_factory=lambda: LineBuffer(wire.MAX_CHUNK_BYTES), init=False)
     _copy_lines: LineBuffer = field(default_factory=lambda: LineBuffer(wire.MAX_CHUNK_BYTES), init=False)
 
-    def write(self, data: bytes) -> None:
-        """Write ``data`` to the log file, then whole lines to the console."""
+    def keep(self, data: bytes) -> None:
+        """Write ``data`` to the log file."""
         self.written_s = time.monotonic()
         self.lines += data.count(b"\n")
         if self.on_next_output:
@@ -170,8 +178,15 @@ class Stream:
         self.tail = (self.tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         if self.copy:
             self._copy_matches(self._copy_lines.add(data))
-        if self.send:
-            self._forward(self._console_lines.add(data))
+
+    def lines_for_console(self, data: bytes) -> bytes:
+        """What to ``show`` of ``data`` and what came before it: whole lines."""
+        return self._console_lines.add(data) if self.send else b""
+
+    @property
+    def is_between_lines(self) -> bool:
+        """What was shown ends with a line, and no line was lost since."""
+        return not (self._lost_lines or self._is_within_line)
 
     def partial_deadline(self) -> float | None:
         """When to flush the unfinished line (``time.monotonic()``); None without one."""
@@ -179,9 +194,10 @@ class Stream:
 
     def flush_partial(self) -> None:
         """Show an unfinished line: a prompt, a progress bar, the end of a stream."""
-        self._forward(self._console_lines.take_rest())
+        self.show(self._console_lines.take_rest())
 
-    def _forward(self, data: bytes) -> None:
+    def show(self, data: bytes) -> None:
+        """Show ``data`` on the console; what the launcher does not take is counted."""
         for start in range(0, len(data), wire.MAX_CHUNK_BYTES):
             chunk = data[start : start + wire.MAX_CHUNK_BYTES]
             goes_on, self._is_within_line = self._is_within_line, not chunk.endswith(b"\n")
@@ -189,7 +205,11 @@ class Stream:
             if self.send and self.send(header, chunk):
                 self._lost_lines = 0
             else:
-                self._lost_lines += count_lines(header, chunk)
+                self.lose(header, chunk)
+
+    def lose(self, header: Output, data: bytes) -> None:
+        """Count the lines of ``data``, which the launcher has not taken."""
+        self._lost_lines += count_lines(header, data)
 
     def _copy_matches(self, lines: bytes) -> None:
         found = matching(lines, self.filters, self.copy_prefix)
@@ -206,24 +226,71 @@ class Stream:
             self.log.close()
 
 
-class Pump:
-    """A daemon thread that reads one pipe into a Stream until its end."""
+class _Pipe:
+    """The agent's end of a pipe of a worker, and the stream that it is read into."""
 
-    def __init__(self, fd: int, stream: Stream, name: str) -> None:
+    def __init__(self, fd: int, stream: Stream) -> None:
+        self.fd = fd
         self.stream = stream
-        self._fd = fd
-        self._reads = 0
+        self._rest = b""
+        self._written_ns = 0
+
+    def read(self, since_ns: int) -> list[_Piece]:
+        """What is in the pipe now; it was written after ``since_ns``, the time of the last read."""
+        data = os.read(self.fd, nbytes) if (nbytes := _bytes_in(self.fd)) else b""
+        if not data:
+            return []
+        now_ns = time.monotonic_ns()
+        found, self._rest = write_times.pieces(self._rest + data, since_ns)
+        return [(self._time(time_ns, now_ns), self, piece) for time_ns, piece in found]
+
+    def _time(self, time_ns: int, now_ns: int) -> int:
+        """A time that keeps the order within the pipe, whichever processes wrote the marks."""
+        self._written_ns = max(self._written_ns, min(time_ns, now_ns))
+        return self._written_ns
+
+    def close(self) -> None:
+        """The pipe has ended, or is not read any more."""
+        os.close(self.fd)
+        if self._rest:
+            self.stream.keep(self._rest)
+            self.stream.show(self.stream.lines_for_console(self._rest))
+        self.stream.close()
+
+
+def _bytes_in(pipe: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0])
+
+
+_Piece = tuple[int, _Pipe, bytes]
+"""When it was written (``time.monotonic_ns``), to which pipe, and what."""
+
+_Run = tuple[Stream, bytes]
+"""Output of one stream between two of the other one."""
+
+
+class Pump:
+    """A daemon thread that reads the pipes of one worker into their streams, in the order of writing, until their end.
+
+    The order is that of ``protocol/write_times.py``. Whatever was written before a moment is in the pipes when that
+    moment has passed; so all pipes are read after it, and what was written later waits for the next turn.
+    """
+
+    def __init__(self, pipes: dict[int, Stream], name: str) -> None:
+        """``pipes`` are the agent's ends, which the thread closes."""
+        self._pipes = [_Pipe(fd, stream) for fd, stream in pipes.items()]
+        self._steps = 0
         self._thread = in_thread(name, self._run)
 
     def join(self, deadline: float) -> bool:
-        """Wait for the end of the pipe until ``deadline`` (``time.monotonic()``); False if a process holds the pipe.
+        """Wait for the end of the pipes until ``deadline`` (``time.monotonic()``); False if a process holds one.
 
-        While the pump still reads data, waits up to ``_BUSY_S`` more: on a busy machine the log file is complete, too.
+        While the pump still has data, waits up to ``_BUSY_S`` more: on a busy machine the log file is complete, too.
         """
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        reads = -1
-        while self._thread.is_alive() and reads != self._reads and time.monotonic() < deadline + _BUSY_S:
-            reads = self._reads
+        steps = -1
+        while self._thread.is_alive() and steps != self._steps and time.monotonic() < deadline + _BUSY_S:
+            steps = self._steps
             self._thread.join(_IDLE_S)
         return not self._thread.is_alive()
 
@@ -231,24 +298,89 @@ class Pump:
         try:
             self._read_all()
         finally:  # After a bug, too: a worker must not wait for a reader that has gone.
-            os.close(self._fd)
-        self.stream.close()
+            self._close(self._pipes)
 
     def _read_all(self) -> None:
         poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        while True:
-            deadline = self.stream.partial_deadline()
-            if deadline is not None and not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self.stream.flush_partial()
-                continue
-            data = os.read(self._fd, _READ_BYTES)
-            if not data:
-                return
-            self._reads += 1
-            self.stream.write(data)
-            if len(data) < _READ_BYTES // 4:
-                time.sleep(_BATCH_S)  # One wake-up for a burst of lines costs less than one per line.
+        for pipe in self._pipes:
+            poll.register(pipe.fd, select.POLLIN)
+        read_ns = time.monotonic_ns()
+        later: list[_Piece] = []
+        while self._pipes:
+            events = dict(poll.poll(0 if later else self._wait_ms()))
+            since_ns, read_ns = read_ns, time.monotonic_ns()
+            ended = [pipe for pipe in self._pipes if events.get(pipe.fd, 0) == select.POLLHUP]
+            found = [piece for pipe in self._pipes for piece in pipe.read(since_ns)]
+            written = sorted(later + found, key=itemgetter(0))
+            count = bisect(written, read_ns, key=itemgetter(0))
+            later = written[count:]
+            self._write(written[:count])
+            self._flush_partial()
+            for pipe in ended:
+                poll.unregister(pipe.fd)
+            self._close(ended)
+            if found and sum(len(piece) for *_, piece in found) < _BURST_BYTES:
+                time.sleep(_BATCH_S)
+
+    def _wait_ms(self) -> float | None:
+        """Until an unfinished line is to be shown; None without one."""
+        deadlines = [deadline for pipe in self._pipes if (deadline := pipe.stream.partial_deadline()) is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) * 1000 if deadlines else None
+
+    def _flush_partial(self) -> None:
+        """Show the unfinished lines that are due."""
+        now = time.monotonic()
+        for pipe in self._pipes:
+            deadline = pipe.stream.partial_deadline()
+            if deadline is not None and deadline <= now:
+                pipe.stream.flush_partial()
+
+    def _write(self, pieces: list[_Piece]) -> None:
+        for pipe in self._pipes:
+            if data := b"".join(piece for _, of, piece in pieces if of is pipe):
+                pipe.stream.keep(data)
+        runs: list[_Run] = []
+        for pipe, run in itertools.groupby(pieces, key=itemgetter(1)):
+            stream, lines = pipe.stream, pipe.stream.lines_for_console(b"".join(piece for *_, piece in run))
+            if lines and runs and runs[-1][0] is stream:
+                runs[-1] = (stream, runs[-1][1] + lines)
+            elif lines:
+                runs.append((stream, lines))
+        for together in _divided(runs):
+            self._steps += 1
+            _show(together)
+
+    def _close(self, pipes: list[_Pipe]) -> None:
+        self._pipes = [pipe for pipe in self._pipes if pipe not in pipes]
+        for pipe in pipes:
+            pipe.close()
+
+
+def _divided(runs: list[_Run]) -> Iterator[list[_Run]]:
+    """Parts of ``runs``, each of ``_TOGETHER_BYTES`` or a single run."""
+    part: list[_Run] = []
+    nbytes = 0
+    for stream, data in runs:
+        if part and nbytes + len(data) > _TOGETHER_BYTES:
+            yield part
+            part, nbytes = [], 0
+        part.append((stream, data))
+        nbytes += len(data)
+    if part:
+        yield part
+
+
+def _show(runs: list[_Run]) -> None:
+    """Show ``runs`` of one worker in this order: by one record, as far as they are whole lines."""
+    if len(runs) == 1 or not all(stream.is_between_lines and data.endswith(b"\n") for stream, data in runs):
+        for stream, data in runs:
+            stream.show(data)
+        return
+    first, whole = runs[0][0], b"".join(data for _, data in runs)
+    header = replace(first.header, nbytes=len(whole), runs=tuple(len(data) for _, data in runs))
+    if first.send and not first.send(header, whole):
+        for stream, data in runs:
+            stream.lose(stream.header, data)
 
 
 def output_pipe() -> tuple[int, int]:
@@ -256,60 +388,3 @@ def output_pipe() -> tuple[int, int]:
     reader, writer = os.pipe()
     enlarge_pipe(writer)
     return reader, writer
-
-
-class HelperOutput:
-    """What a helper of the agent writes: the process of the workers' store, or the member of the rendezvous.
-
-    Mostly warnings of torch. They are no messages of ddplaunch: they go into a file of the run folder, and with -v they
-    are shown under the helper's name. A daemon thread reads the pipe until its end. Main thread only.
-
-    Attributes:
-        fd: for the helper's stdout and stderr; whoever starts the helper closes it.
-    """
-
-    def __init__(self, title: str, file: Path | None, send: Callable[[Notice], None]) -> None:
-        """``file`` is created at the first line, also if its folder has been moved; None: there is no file.
-
-        ``send`` is called in the thread.
-
-        Raises:
-            RuntimeError: no room for a thread.
-        """
-        self._title, self._send = title, send
-        self._last_line = ""
-        reader, self.fd = os.pipe()
-        movable = _movable(file)
-        self._thread = in_thread(title, lambda: self._read_all(reader, movable))
-
-    def last_line(self, timeout_s: float) -> str:
-        """The last line of a helper that has ended; waits for at most ``timeout_s`` for the end of the pipe."""
-        self._thread.join(timeout_s)
-        return self._last_line
-
-    def _read_all(self, reader: int, file: Path | None) -> None:
-        log: LogFile | None = None
-        with os.fdopen(reader, "rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(_LINE_BYTES), b"")):
-                if file:
-                    log = log or LogFile(file, self._show)
-                    log.write(line)
-                self._last_line = line.decode("utf-8", "backslashreplace").rstrip("\n")
-                if number < _MAX_NOTICES:
-                    self._show(self._last_line)
-        if log:
-            log.close()
-        if file:
-            kept_files.close(int(file.parent.name))
-
-    def _show(self, text: str) -> None:
-        self._send(Notice(f"{self._title}: {text}", 1))
-
-
-def _movable(file: Path | None) -> Path | None:
-    """``file`` below a descriptor of its folder: the path stays right when the folder is moved."""
-    if file:
-        with contextlib.suppress(OSError):  # The disk is full, and the workers' logs have no folder either.
-            file.parent.mkdir(exist_ok=True, mode=0o700)
-            return Path(f"/proc/self/fd/{os.open(file.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}", file.name)
-    return None

@@ -12,7 +12,7 @@ from dataclasses import field
 from pathlib import Path
 
 from ddplaunch.agent.workers import exit_details
-from ddplaunch.agent.workers.output import Pump
+from ddplaunch.agent.workers.output import Pump, Stream
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import script_request
 from ddplaunch.system import processes
@@ -23,6 +23,7 @@ class Worker:
     """One worker.
 
     Attributes:
+        streams: what comes through pipes, which ``pump`` reads; not what goes to the terminal without us.
         pid: 0 until the process has started.
         returncode: None until the process is reaped.
         stop_signals: the stop signals that were sent to it.
@@ -36,7 +37,8 @@ class Worker:
     rank: int
     local_rank: int
     worker_dir: Path | None
-    pumps: list[Pump] = field(default_factory=list)
+    streams: tuple[Stream, ...] = ()
+    pump: Pump | None = None
     pid: int = 0
     started_at: float = 0.0
     ended_at: float = 0.0

@@ -1,6 +1,6 @@
 """The workers of one attempt on this node: pipes, log files, signals and exits.
 
-Runs in the agent, main thread only; pumps have one thread per stream. Must not start a process (see
+Runs in the agent, main thread only; a pump has a thread per worker. Must not start a process (see
 ``forkserver_client``) or decide when the attempt ends (see ``agent``).
 """
 
@@ -83,18 +83,26 @@ class WorkerGroup:
         is_only = self._round.world_size == 1
         terminal = {"stdout": self.spec.stdout_fd, "stderr": self.spec.stderr_fd} if is_only else {}
         fds = [_duplicate(self.spec.stdin_fd)]
+        pipes: dict[int, Stream] = {}
         for name in _STREAMS:
             terminal_fd = terminal.get(name)
-            fds.append(os.dup(terminal_fd) if terminal_fd is not None else self._pump(worker, name))
+            if terminal_fd is not None:
+                fds.append(os.dup(terminal_fd))
+                continue
+            reader, writer = output_pipe()
+            fds.append(writer)
+            pipes[reader] = self._stream(worker, name)
+        if pipes:
+            worker.streams = tuple(pipes.values())
+            worker.pump = Pump(pipes, f"output[{worker.local_rank}]")
         if self.spec.program.text:
             fds.append(_memory_file(self.spec.program.text.encode("utf-8", "surrogateescape")))
         return fds
 
-    def _pump(self, worker: Worker, name: StreamName) -> int:
-        reader, writer = output_pipe()
+    def _stream(self, worker: Worker, name: StreamName) -> Stream:
         output = self.spec.output
         filters = output.duplicate_stdout_filters if name == "stdout" else output.duplicate_stderr_filters
-        stream = Stream(
+        return Stream(
             header=Output(self.spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt),
             send=self._outbox.send_output if self._is_shown(worker, name) else None,
             log=LogFile(worker.worker_dir / f"{name}.log", self._warn_once) if worker.worker_dir else None,
@@ -102,8 +110,6 @@ class WorkerGroup:
             copy=self._copy(name) if filters else None,
             copy_prefix=f"[{self.spec.workers.role}{worker.local_rank}]:".encode(),
         )
-        worker.pumps.append(Pump(reader, stream, f"{name}[{worker.local_rank}]"))
-        return writer
 
     def _is_shown(self, worker: Worker, name: StreamName) -> bool:
         output, local_rank = self.spec.output, worker.local_rank
@@ -146,7 +152,7 @@ class WorkerGroup:
     @property
     def streams(self) -> tuple[Stream, ...]:
         """The output streams of all workers."""
-        return tuple(pump.stream for worker in self.workers for pump in worker.pumps)
+        return tuple(stream for worker in self.workers for stream in worker.streams)
 
     # Signals.
 
@@ -230,8 +236,9 @@ class WorkerGroup:
             out_of_memory: whether the kernel killed processes for memory during the attempt.
             stop_requested: the launcher, a signal or the loss of the launcher stopped the run.
         """
-        for pump in (pump for worker in self.workers for pump in worker.pumps):
-            pump.join(deadline)
+        for worker in self.workers:
+            if worker.pump:
+                worker.pump.join(deadline)
         for copy in self._copies.values():
             copy.close()
         return tuple(self._exit(worker, out_of_memory, stop_requested) for worker in self.workers if worker.pid)
@@ -248,7 +255,7 @@ class WorkerGroup:
         )
         killed_by_stop = -returncode in worker.stop_signals
         killed_by_others = returncode == -signal.SIGKILL and not killed_by_stop
-        tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
+        tails = {stream.header.stream: stream.tail for stream in worker.streams}
         tail = last_lines(tails, is_needed=bool(returncode) and not stopped)
         if error is None and returncode == 1 and self._has_lost_files:
             error = error_in(tail)

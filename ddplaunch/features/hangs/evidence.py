@@ -181,7 +181,7 @@ def _of_worker(
     missing_stacks = _NO_STACKS if dumps == () else ()
     dumps = dumps or ()
     activity, before = sample.activity, earlier.activity
-    written_at = max([worker.started_at, *(pump.stream.written_s for pump in worker.pumps)])
+    written_at = max([worker.started_at, *(stream.written_s for stream in worker.streams)])
     return RankEvidence(
         rank=worker.rank,
         local_rank=worker.local_rank,

@@ -229,10 +229,10 @@ def _float(value: float | None) -> float | None:
 
 def _lines(worker: Worker) -> int | None:
     """None if its output goes to the terminal without us, or the worker has ended."""
-    return sum(pump.stream.lines for pump in worker.pumps) if worker.pumps and worker.is_running else None
+    return sum(stream.lines for stream in worker.streams) if worker.streams and worker.is_running else None
 
 
 def _quiet_s(worker: Worker, now: float) -> float | None:
-    if not worker.pumps or not worker.is_running:
+    if not worker.streams or not worker.is_running:
         return None
-    return max(0.0, now - max(worker.started_at, *(pump.stream.written_s for pump in worker.pumps)))
+    return max(0.0, now - max(worker.started_at, *(stream.written_s for stream in worker.streams)))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.line_prefix import prefixed
-from ddplaunch.protocol.launcher_agent import count_lines
+from ddplaunch.protocol.output_runs import count_lines
 from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Output
 
 _QUEUE_BYTES = 24 << 20
-_ENTRY_BYTES = 512
-"""Memory of a queue entry in addition to its bytes; it matters with millions of short lines."""
+_ENTRY_BYTES, _SMALL_ENTRY_BYTES = 512, 128
+"""Memory of a queue entry in addition to its bytes: with a header of its own, and with one of the last two."""
 
 _ERASE = b"\r\x1b[K"  # ECMA-48: to the start of the line, and erase it.
 _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -55,8 +55,10 @@ class StreamWriter:
         self.is_plain = False
         self.written = 0
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Output | None, bytes]] = deque()
+        self._queue: deque[tuple[Output | None, bytes, int]] = deque()
+        """What to write, and the memory that it takes."""
         self._queued_bytes = 0
+        self._headers: tuple[Output | None, Output | None] = (None, None)
         self._raw: deque[tuple[bytes, Callable[[], object]]] = deque()
         self._is_full = self._is_held = False
         self._is_broken = self._is_closed = False
@@ -86,17 +88,20 @@ class StreamWriter:
             before = self._dropped.pop((header.rank, header.stream), None)
             if before:
                 header = replace(header, lost_lines=header.lost_lines + before.lost_lines)
-            self._queue.append((header, data))
-            self._queued_bytes += len(data) + _ENTRY_BYTES
+            is_known = header is self._headers[0] or header is self._headers[1]
+            nbytes = len(data) + (_SMALL_ENTRY_BYTES if is_known else _ENTRY_BYTES)
+            self._headers = (header, self._headers[0])
+            self._queue.append((header, data, nbytes))
+            self._queued_bytes += nbytes
             self._changed.notify_all()
 
     def show(self, data: bytes) -> None:
         """Queue a message of the launcher, after the number of lines dropped before it."""
         with self._changed:
-            self._queue.extend((header, b"") for header in self._dropped.values())
+            self._queue.extend((header, b"", _ENTRY_BYTES) for header in self._dropped.values())
             self._queued_bytes += len(self._dropped) * _ENTRY_BYTES
             self._dropped.clear()
-            self._queue.append((None, data))
+            self._queue.append((None, data, 0))
             self._changed.notify_all()
 
     def hold(self, *, is_held: bool) -> None:
@@ -155,7 +160,7 @@ class StreamWriter:
             self._count_unwritten()
             if self._writing and self._writing[0]:
                 self._count_dropped(self._writing[0], bytes(self._writing[1]))
-            for header, data in self._queue:
+            for header, data, _ in self._queue:
                 if header:
                     self._count_dropped(header, data)
             self._queue.clear()
@@ -229,8 +234,8 @@ class StreamWriter:
                 self._writing = (None, memoryview(b""))
                 return (None, *self._raw.popleft())
             if self._queue:
-                header, data = self._queue.popleft()
-                self._queued_bytes -= len(data) + _ENTRY_BYTES if header else 0
+                header, data, nbytes = self._queue.popleft()
+                self._queued_bytes -= nbytes
             elif not self._dropped:
                 header, data = None, b""
             else:

@@ -1,0 +1,39 @@
+"""The bytes that follow an ``Output``: whose they are, and how many lines. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddplaunch.protocol.launcher_agent import Output
+    from ddplaunch.protocol.results import StreamName
+
+
+def runs_of(header: Output, data: bytes) -> Iterable[tuple[Output, bytes]]:
+    """The output of each stream, in order, with a header of its own; two runs of a stream share one.
+
+    Raises:
+        ValueError: the runs are not those of ``data``.
+    """
+    if not header.runs:
+        return ((header, data),)
+    if sum(header.runs) != len(data):
+        raise ValueError("the runs of an output are not as long as its bytes")
+    other: StreamName = "stderr" if header.stream == "stdout" else "stdout"
+    headers = itertools.cycle((replace(header, runs=()), replace(header, runs=(), stream=other)))
+    ends = itertools.accumulate(header.runs)
+    return [(each, data[end - size : end]) for each, size, end in zip(headers, header.runs, ends, strict=False)]
+
+
+def count_lines(header: Output, data: bytes) -> int:
+    """Number of lines in ``data``, which follows ``header``; an unfinished one counts.
+
+    The end of a line that was sent before does not: ``print`` of ``python -u`` writes a line and its newline by two
+    calls, and where time passes between them they are two pieces of output.
+    """
+    is_unfinished = not data.endswith(b"\n")
+    return data.count(b"\n") + is_unfinished - (header.goes_on and data.startswith(b"\n")) if data else 0

@@ -1,0 +1,67 @@
+"""Marks in a worker's output, from which the agent knows the order of stdout and stderr (``protocol/write_times.py``).
+
+Only what Python's streams write has marks. The output of other libraries and of child processes has none, and stands
+in the order of its own stream. Runs in the worker. Must import little.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+import time
+
+from ddplaunch.protocol.write_times import MARK_BYTES, mark
+
+
+class _Marking:
+    """Writes the first piece of a stream after one of the other stream, with a mark before it.
+
+    It does so in place of ``FileIO.write`` of the stream's file, which writes what follows: that costs what it costs
+    without marks. There is no mark while the descriptor is another file: the script may have redirected it.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._pipe = _identity(file.fileno())
+        self.other = self
+
+    def begin(self) -> None:
+        """The next piece of this stream gets a mark."""
+        self._file.write = self._write  # type: ignore[method-assign, assignment]
+
+    def _write(self, data: bytes) -> int | None:
+        if _identity(self._file.fileno()) != self._pipe:
+            return io.FileIO.write(self._file, data)
+        vars(self._file).pop("write", None)
+        self.other.begin()
+        return _write_marked(self._file.fileno(), data)
+
+
+def _write_marked(fd: int, data: bytes) -> int:
+    head = mark(time.monotonic_ns())
+    written = os.writev(fd, (head, data))
+    while written < MARK_BYTES:  # A signal came when the pipe was full.
+        written += os.write(fd, head[written:])
+    return written - MARK_BYTES
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def mark_streams() -> None:
+    """Mark stdout and stderr if both are pipes, which are the agent's in a worker: it removes the marks."""
+    files = [stream.buffer for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
+    found = [_Marking(file) for file in files if type(file) is io.FileIO and _is_pipe(file.fileno())]
+    if len(found) == 2:
+        found[0].other, found[1].other = found[1], found[0]
+        for marking in found:
+            marking.begin()
+            os.register_at_fork(after_in_child=marking.begin)
+
+
+def _is_pipe(fd: int) -> bool:
+    return stat.S_ISFIFO(os.fstat(fd).st_mode)

@@ -1,0 +1,137 @@
+"""Marks in a worker's output: the order of its two streams, from what its pipes have gathered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.agent.workers.output import Pump, Stream, output_pipe
+from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.protocol.write_times import mark, pieces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+texts = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(min_size=1).filter(lambda text: 0 not in text)))
+
+
+@given(st.binary().filter(lambda text: 0 not in text), texts, st.data())
+def test_no_byte_and_no_time_is_lost_wherever_the_reads_cut(
+    first: bytes, marked: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
+    whole = first + b"".join(mark(time_ns) + text for time_ns, text in marked)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
+    found: list[tuple[int, bytes]] = []
+    rest, last_ns = b"", 7
+    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        read, rest = pieces(rest + whole[start:end], last_ns)
+        found += read
+        last_ns = found[-1][0] if found else last_ns
+    assert rest == b""
+    each_byte = [(time_ns, byte) for time_ns, text in [(7, first), *marked] for byte in text]
+    # A read may begin behind a mark whose text is to come: then the text has the time of the text before.
+    assert bytes(byte for _, text in found for byte in text) == bytes(byte for _, byte in each_byte)
+
+
+@pytest.mark.parametrize("text", [b"\0", b"\0\x1b", mark(1)[:-1], b"a\0b", b"\0" * 40])
+def test_zeros_of_the_script_are_no_marks(text: bytes) -> None:
+    found, rest = pieces(b"x" + text, 1)
+    assert b"".join(piece for _, piece in found) + rest == b"x" + text
+
+
+class Shown:
+    """What a pump shows, in order."""
+
+    def __init__(self) -> None:
+        self.text = b""
+
+    def __call__(self, _header: Output, data: bytes) -> bool:
+        self.text += data
+        return True
+
+
+def shown_of(program: str, *args: str) -> str:
+    """What the agent shows of a program whose stdout and stderr are pipes, as those of a worker."""
+    shown = Shown()
+    readers, writers = zip(output_pipe(), output_pipe(), strict=True)
+    streams = [Stream(Output("node1", 0, 0, name, 0), shown, None) for name in ("stdout", "stderr")]
+    pump = Pump(dict(zip(readers, streams, strict=True)), "test")
+    command = [sys.executable, "-u", "-c", PRELUDE + program, *args]
+    process = subprocess.Popen(command, stdout=writers[0], stderr=writers[1])
+    for fd in writers:
+        os.close(fd)
+    assert process.wait(60) == 0
+    assert pump.join(time.monotonic() + 60)
+    return shown.text.decode()
+
+
+PRELUDE = """
+import os, sys
+from ddplaunch.worker import marked_output
+marked_output.mark_streams()
+"""
+
+
+def test_what_a_program_alternates_is_shown_as_it_was_written() -> None:
+    program = """
+for number in range(10_000):
+    print("line", number, file=(sys.stdout, sys.stderr)[number % 3 % 2])
+"""
+    assert shown_of(program).split("\n")[:-1] == [f"line {number}" for number in range(10_000)]
+
+
+def test_lines_that_are_longer_than_a_pipe_keep_their_order() -> None:
+    program = """
+for number in range(20):
+    print(str(number % 10) * 1_500_000, file=(sys.stdout, sys.stderr)[number % 2])
+"""
+    assert [(line[0], len(line)) for line in shown_of(program).split()] == [(str(n % 10), 1_500_000) for n in range(20)]
+
+
+def test_a_child_has_an_order_of_its_own() -> None:
+    program = """
+print("first")
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    os.read(reader, 1)
+    print("third")
+    os._exit(0)
+print("second", file=sys.stderr)
+os.write(writer, b"x")
+os.waitpid(child, 0)
+"""
+    assert shown_of(program) == "first\nsecond\nthird\n"
+
+
+def test_a_file_of_the_script_has_no_marks(tmp_path: Path) -> None:
+    program = """
+print("first", file=sys.stderr)
+os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 1)
+print("redirected")
+print("second", file=sys.stderr)
+print("again")
+os.close(1)
+try:
+    print("third", file=sys.stderr)
+    print("closed")
+except OSError as error:
+    print(error.errno, file=sys.stderr)
+"""
+    assert shown_of(program, str(tmp_path / "file")) == "first\nsecond\nthird\n9\n"
+    assert (tmp_path / "file").read_text() == "redirected\nagain\n"
+
+
+def test_a_process_of_other_files_marks_nothing(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        program = "print(1)\nprint(2, file=sys.stderr)\nprint(3)\nassert type(sys.stdout.buffer).__name__ == 'FileIO'"
+        command = [sys.executable, "-u", "-c", PRELUDE + program]
+        assert subprocess.run(command, stdout=file, stderr=file, timeout=60).returncode == 0
+    assert (tmp_path / "file").read_text() == "1\n2\n3\n"
