@@ -123,10 +123,10 @@ def _execute(
     if spec is None or not spec.rendezvous or (agent and agent.rendezvous.has_joined):
         outbox.send(failed)
         return _close(agent, failed)
-    from ddplaunch.agent.rendezvous import absence
+    from ddplaunch.agent.rendezvous import cannot_join
 
     left = _close(agent, failed)
-    absence.tell(spec, failed, mailbox, outbox.send)
+    cannot_join.tell(spec, failed, mailbox, outbox.send)
     outbox.send(failed)  # Last: the launcher answers with an order to stop.
     return left
 

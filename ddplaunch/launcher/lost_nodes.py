@@ -65,7 +65,7 @@ An elastic one goes on with the nodes that are left; if these are fewer than MIN
 7 s (5 s and 2 heartbeats), or at once if its connection closes, and the run ends on all nodes: with exit code 84 while
 workers run, and with 83 between two attempts, when the nodes cannot meet again.
 
-A node that fails before it has joined tells the others itself (``agent/rendezvous/absence.py``).
+A node that fails before it has joined tells the others itself (``agent/rendezvous/cannot_join.py``).
 """
 
 from __future__ import annotations

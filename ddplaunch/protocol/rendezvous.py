@@ -93,7 +93,7 @@ class WorkersEnded(RoundEnd):
 
 
 @dataclass(frozen=True)
-class NodeRefused:
+class NodeCannotJoin:
     """Node to coordinator, in place of NodeJoined, where each node has a launcher: the node takes no part.
 
     Attributes:
@@ -189,7 +189,7 @@ class StopRound:
 class RunCannotStart:
     """Coordinator to every node that has joined, before the first round: the run needs a node that does not take part.
 
-    The fields are those of NodeRefused.
+    The fields are those of NodeCannotJoin.
     """
 
     reason: OneLine
@@ -278,7 +278,7 @@ FROM_NODE = (
     NodeStops,
     WorkersEnded,
     NodeLeft,
-    NodeRefused,
+    NodeCannotJoin,
     ReportToServer,
 )
 FROM_SERVER = (AssignNodes, OrderToNodes)

@@ -21,7 +21,7 @@ from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.protocol.rendezvous import RendezvousNotFound
-from ddplaunch.rendezvous.plain_store import absence_at
+from ddplaunch.rendezvous.plain_store import ask_whether_it_comes
 from ddplaunch.rendezvous.store import Signer, beat_key, key_prefix, lost_key, open_key, open_store
 from ddplaunch.system import linux
 from ddplaunch.text import is_run_id, quote
@@ -73,7 +73,7 @@ def connect(spec: MemberSpec, listen_fd: int, report: Callable[[RendezvousNotFou
 
     Raises:
         RuntimeError: the store cannot be reached, with the reason, or cannot be served, with torch's message.
-        RunRefused: the node that serves it says that it does not come.
+        ServerCannotJoin: the node that serves it says that it does not come.
     """
     settings = spec.rendezvous
     if not settings.is_server:
@@ -108,7 +108,7 @@ class _Search:
             if found is None:
                 report(RendezvousNotFound(self._reason, self._limit_s))
             while found is None and (now := time.monotonic()) < (ends_at := min(began + self._limit_s, self._gone_at)):
-                self._ask_for_absence()
+                self._ask_whether_it_comes()
                 found = self._found.get(min(ends_at, now + _LAST_PAUSE_S))
             if found is None and now >= self._gone_at:
                 raise RuntimeError(f"{self._reason}; the process that had answered there has ended")
@@ -118,13 +118,13 @@ class _Search:
         finally:
             self._is_over.set()
 
-    def _ask_for_absence(self) -> None:
-        """Raises RunRefused: the node that serves the rendezvous says that it does not come."""
+    def _ask_whether_it_comes(self) -> None:
+        """Raises ServerCannotJoin: the node that serves the rendezvous says that it does not come."""
         if self._spec.one_launcher_leads or time.monotonic() < self._ask_at:  # That launcher knows of it.
             return
         for port in [port for port, answers in list(self._answers.items()) if answers]:
             for address in self._settings.server_addresses:
-                absence_at(self._spec, address, port)
+                ask_whether_it_comes(self._spec, address, port)
         pause_s = min(_LAST_ASK_S, max(_LAST_PAUSE_S, self._settings.min_nodes / _NODES_PER_S))
         self._ask_at = time.monotonic() + pause_s
 

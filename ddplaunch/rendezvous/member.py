@@ -54,7 +54,7 @@ from ddplaunch.rendezvous.connect import (
     first_line,
     read_note,
 )
-from ddplaunch.rendezvous.plain_store import RunRefused
+from ddplaunch.rendezvous.plain_store import ServerCannotJoin
 from ddplaunch.rendezvous.store import beat_key, key_prefix, lost_key
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.rounds.verdict import Restarts
@@ -107,7 +107,7 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         store, address, port = connect(spec, listen_fd, send)
         signer = enter(spec, store)
         index, rank_holder = claim_node_index(spec, store)
-    except RunRefused as error:
+    except ServerCannotJoin as error:
         send(RunCannotStart(error.record.reason, error.record.exit_code))
         return
     except JoinRefused as error:

@@ -1,6 +1,6 @@
 """What is said at the endpoint of a rendezvous without torch: the few calls of a TCPStore, and a text in its place.
 
-Used by the process that tells of the absence of a node, and by members that search the rendezvous.
+Used by the process that tells that a node does not come, and by members that search the rendezvous.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.rendezvous import NodeRefused
-from ddplaunch.rendezvous.store import Signer, absence_key
+from ddplaunch.protocol.rendezvous import NodeCannotJoin
+from ddplaunch.rendezvous.store import Signer, cannot_join_key
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,10 +28,10 @@ _MAX_VALUE = 1 << 16
 _BEGIN, _HEARD = b"ddplaunch absent ", b"heard "
 
 
-class RunRefused(Exception):
-    """The node that serves the rendezvous does not come. ``record`` is what it says."""
+class ServerCannotJoin(Exception):
+    """The node that should serve the rendezvous does not come. ``record`` is what it says."""
 
-    def __init__(self, record: NodeRefused) -> None:
+    def __init__(self, record: NodeCannotJoin) -> None:
         super().__init__(record.reason)
         self.record = record
 
@@ -122,14 +122,14 @@ def _ask(address: str, port: int, name: str) -> bytes | None:
     return None
 
 
-def absence_at(spec: MemberSpec, address: str, port: int) -> None:
+def ask_whether_it_comes(spec: MemberSpec, address: str, port: int) -> None:
     """Ask whether the node that should serve the rendezvous says there that it does not come.
 
     Raises:
-        RunRefused: it does.
+        ServerCannotJoin: it does.
     """
     text = _ask(address, port, spec.node_id)
-    line = text and Signer(spec.rendezvous.secret).verify(absence_key(spec), text)
+    line = text and Signer(spec.rendezvous.secret).verify(cannot_join_key(spec), text)
     with contextlib.suppress(wire.ProtocolError):
         if line:
-            raise RunRefused(wire.decode(line, (NodeRefused,)))
+            raise ServerCannotJoin(wire.decode(line, (NodeCannotJoin,)))

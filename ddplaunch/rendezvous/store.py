@@ -98,8 +98,8 @@ class Signer:
 # Keys of the store of a rendezvous.
 
 
-def absence_key(spec: MemberSpec) -> str:
-    """What a NodeRefused is signed with that is in no store."""
+def cannot_join_key(spec: MemberSpec) -> str:
+    """What a NodeCannotJoin is signed with that is in no store."""
     return f"{key_prefix(spec)}/absent"
 
 

@@ -19,9 +19,9 @@ from ddplaunch.protocol.launcher_agent import AssignNodes, OrderToNodes, ReportO
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
+    NodeCannotJoin,
     NodeJoined,
     NodeLeft,
-    NodeRefused,
     NodeStops,
     NoFreePlace,
     ReportToServer,
@@ -104,10 +104,10 @@ class Coordinator:
     """Hosts of nodes that must not be used again."""
     _yet_to_leave: set[int] = field(default_factory=set)
     """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
-    _refusal: RunCannotStart | None = None
+    _cannot_start: RunCannotStart | None = None
     """Why the run ends before its first round; None if it does not."""
     _to_come: int = 0
-    """After a refusal: the number of nodes that have not joined, and so do not know of it."""
+    """If the run cannot start: the number of nodes that have not joined, and so do not know of it."""
 
     def receive(self, record: object) -> list[Outgoing]:
         """Process one record of a node and return the records to send."""
@@ -123,8 +123,8 @@ class Coordinator:
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
                 return self.on_gone(index)
-            case NodeRefused():
-                return self._on_refused(record)
+            case NodeCannotJoin():
+                return self._on_cannot_join(record)
             case AssignNodes():
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
@@ -176,14 +176,18 @@ class Coordinator:
         index = record.node_index
         self._waiting[index], self._hosts[index] = record, record.host
         self._lost.discard(index)
-        if self._refusal:
+        if self._cannot_start:
             return self._on_joined_too_late(index)
         if self.phase is Phase.FINISHED:
-            return [self._rejection(index, "the run had ended when this node joined")]
+            return [self._cannot_take_part(index, "the run had ended when this node joined")]
         if record.host in self._avoided:
             del self._waiting[index]
             # A launcher that leads all nodes removes the node; until then no round is complete.
-            return [] if self.assigned else [self._rejection(index, f"this run does not use {record.host} any more")]
+            return (
+                []
+                if self.assigned
+                else [self._cannot_take_part(index, f"this run does not use {record.host} any more")]
+            )
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
@@ -198,28 +202,28 @@ class Coordinator:
                 self.participants.append(index)
         return []
 
-    def _rejection(self, node_index: int, reason: str) -> Outgoing:
+    def _cannot_take_part(self, node_index: int, reason: str) -> Outgoing:
         return Outgoing(node_index, RoundVerdict(self.attempt, "failed", reason=reason))
 
     # A node that has failed before it joined, or whose hardware is not sound, takes no part.
 
-    def _on_refused(self, record: NodeRefused) -> list[Outgoing]:
+    def _on_cannot_join(self, record: NodeCannotJoin) -> list[Outgoing]:
         """Before the first round, a run that cannot do without the node ends, and all nodes are told."""
-        if self._refusal:
+        if self._cannot_start:
             self._to_come -= 1
             return self._all_left()
         is_needed = self.min_nodes == self.max_nodes or record.node_index == self.server
         if not is_needed or self.participants or self.assigned or self.phase is not Phase.WAITING:
             return []
-        self._refusal, self.phase = RunCannotStart(record.reason, record.exit_code), Phase.FINISHED
+        self._cannot_start, self.phase = RunCannotStart(record.reason, record.exit_code), Phase.FINISHED
         self._yet_to_leave = set(self._waiting) - {self.server}
         self._to_come = self.min_nodes - 1 - len(self._waiting)
-        return [*(Outgoing(index, self._refusal) for index in self._waiting), *self._all_left()]
+        return [*(Outgoing(index, self._cannot_start) for index in self._waiting), *self._all_left()]
 
     def _on_joined_too_late(self, node_index: int) -> list[Outgoing]:
         self._to_come -= 1
         self._yet_to_leave |= {node_index} - {self.server}
-        return [Outgoing(node_index, self._refusal), *self._all_left()]
+        return [Outgoing(node_index, self._cannot_start), *self._all_left()]
 
     def _all_left(self) -> list[Outgoing]:
         """After the end: whether the node that serves the rendezvous may go."""

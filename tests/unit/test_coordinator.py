@@ -12,9 +12,9 @@ from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import AssignNodes
 from ddplaunch.protocol.rendezvous import (
+    NodeCannotJoin,
     NodeJoined,
     NodeLeft,
-    NodeRefused,
     NodeStops,
     ReportToServer,
     RoundFormed,
@@ -90,7 +90,7 @@ class Job:
         self._tell(self.coordinator.last_call_expired())
 
     def refuse(self, index: str) -> None:
-        self._send(NodeRefused(int(index), f"the hardware of host{index} is not sound"))
+        self._send(NodeCannotJoin(int(index), f"the hardware of host{index} is not sound"))
 
     # While it runs.
 

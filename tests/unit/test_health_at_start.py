@@ -41,7 +41,7 @@ class Node:
         node: Any = SimpleNamespace(
             spec=spec,
             begun={"gpus": gpus},
-            rendezvous=SimpleNamespace(refuse=self.told.append, clock_ahead_s=(59.0, 61.0)),
+            rendezvous=SimpleNamespace(tell_cannot_join=self.told.append, clock_ahead_s=(59.0, 61.0)),
             report=self.sent.append,
             outbox=SimpleNamespace(send=self.sent.append),
             post=self.sent.append,

@@ -19,9 +19,9 @@ from ddplaunch.protocol.first_failure import KILLED_HINT
 from ddplaunch.protocol.launcher_agent import AttemptEnded, FirstRoundFormed, JoinRendezvous, Notice, RunIdAgreed
 from ddplaunch.protocol.rendezvous import (
     MemberSpec,
+    NodeCannotJoin,
     NodeJoined,
     NodeLeft,
-    NodeRefused,
     NoFreePlace,
     RoundFormed,
     WaitingNodes,
@@ -218,7 +218,7 @@ def test_the_time_to_tell_the_others_of_a_refusal_begins_when_torch_is_imported(
     new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = slow_node(new_node, spec, monkeypatch)
-    node.rendezvous.refuse("GPU 2 is broken")
+    node.rendezvous.tell_cannot_join("GPU 2 is broken")
     assert node.limit_s == 30.0
 
 
@@ -239,6 +239,6 @@ def slow_node(new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatc
 
 def test_a_node_that_is_refused_tells_the_others(new_node: NewNode, spec: AgentSpec) -> None:
     node = new_node(spec, JOINS)
-    node.answers[NodeRefused] = [lambda: node.post(lambda: None)]
-    node.rendezvous.refuse("GPU 2 is broken")
-    node.wait(lambda: NodeRefused(3, "GPU 2 is broken") in node.told)
+    node.answers[NodeCannotJoin] = [lambda: node.post(lambda: None)]
+    node.rendezvous.tell_cannot_join("GPU 2 is broken")
+    node.wait(lambda: NodeCannotJoin(3, "GPU 2 is broken") in node.told)

@@ -127,7 +127,7 @@ def test_the_more_nodes_the_less_often_each_asks_whether_the_one_that_serves_com
     """Never where one launcher leads all nodes, which stops them itself."""
     asked: list[int] = []
     monkeypatch.setattr(connect, "_LAST_PAUSE_S", 0.1)
-    monkeypatch.setattr(connect, "absence_at", lambda _spec, _address, port: asked.append(port))
+    monkeypatch.setattr(connect, "ask_whether_it_comes", lambda _spec, _address, port: asked.append(port))
     monkeypatch.setattr(connect._Search, "_store_of_run", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as importing:
         where = replace(spec.rendezvous, server_addresses=("127.0.0.1",), port=importing.getsockname()[1])

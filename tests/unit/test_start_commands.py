@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.rendezvous import absence
+from ddplaunch.agent.rendezvous import cannot_join
 from ddplaunch.agent.workers import forkserver_client, start_plan
 from ddplaunch.features.warm import agent as keeper_start
 from ddplaunch.worker import bootstrap
@@ -17,7 +17,7 @@ from ddplaunch.worker import bootstrap
 def test_what_the_agent_starts_by_name_exists() -> None:
     assert find_spec(forkserver_client.FORKSERVER_MODULE)
     assert find_spec(keeper_start.KEEPER_MODULE)
-    assert find_spec(absence.TELLER_MODULE)
+    assert find_spec(cannot_join.TELLER_MODULE)
     assert Path(start_plan.EXEC_WORKER).is_file()
 
 

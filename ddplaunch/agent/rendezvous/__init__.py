@@ -46,7 +46,7 @@ class Rendezvous:
         """
         raise NotImplementedError
 
-    def refuse(self, reason: str) -> None:
+    def tell_cannot_join(self, reason: str) -> None:
         """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
 
     @property

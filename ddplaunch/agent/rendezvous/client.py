@@ -90,7 +90,7 @@ class RendezvousClient:
         is_spare: the run has all nodes that it needs; this node waits until one is lost.
         formed: the round for which this node has joined last; None until it is formed.
         verdict: on that round, or on the run if it ends without this node; None until it has arrived.
-        refusal: why the run does not start; None as far as is known.
+        cannot_start: why the run does not start; None as far as is known.
         stopped_attempt: number of the last round that the coordinator has stopped; -1: none.
         clock_ahead_s: as ``Rendezvous.clock_ahead_s``.
         all_left: all other nodes have left, so this one, which serves the rendezvous, may end.
@@ -111,7 +111,7 @@ class RendezvousClient:
         self.ready: MemberReady | None = None
         self.formed: RoundFormed | None = None
         self.verdict: RoundVerdict | None = None
-        self.refusal: RunCannotStart | None = None
+        self.cannot_start: RunCannotStart | None = None
         self.lost_reason: str | None = None
         self.is_spare = self.has_left = self.all_left = False
         self.stopped_attempt = -1
@@ -261,7 +261,7 @@ class RendezvousClient:
             case RoundVerdict():
                 self.verdict = record
             case RunCannotStart():
-                self.refusal = record
+                self.cannot_start = record
             case AllNodesLeft():
                 self.all_left = True
             case ReportOfNode() | NodeSilent() | Notice():

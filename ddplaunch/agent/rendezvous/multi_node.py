@@ -25,7 +25,7 @@ from ddplaunch.protocol.launcher_agent import (
     Notice,
     OrderToNodes,
 )
-from ddplaunch.protocol.rendezvous import NodeRefused, NodeStops, ReportToServer
+from ddplaunch.protocol.rendezvous import NodeCannotJoin, NodeStops, ReportToServer
 from ddplaunch.rounds import verdict as verdicts
 from ddplaunch.text import quote
 
@@ -44,8 +44,8 @@ _VERDICT_S = 30.0
 _TELL_S = 30.0
 """For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
 
-_REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
-_ABSENT_HINT = "The launcher on that node has printed more."
+_HARDWARE_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
+_FAILED_HINT = "The launcher on that node has printed more."
 
 
 class MultiNodeRendezvous(Rendezvous):
@@ -64,11 +64,11 @@ class MultiNodeRendezvous(Rendezvous):
 
     @property
     def has_joined(self) -> bool:
-        return self._client is not None and bool(self._client.ready or self._client.refusal)
+        return self._client is not None and bool(self._client.ready or self._client.cannot_start)
 
     @property
-    def _is_refused(self) -> bool:
-        return self._client is not None and self._client.refusal is not None
+    def _cannot_start(self) -> bool:
+        return self._client is not None and self._client.cannot_start is not None
 
     @property
     def stop_reason(self) -> str | None:
@@ -158,8 +158,8 @@ class MultiNodeRendezvous(Rendezvous):
         self._node.outbox.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
         self._node.outbox.send(AttemptEnded(verdicts.of_spare(verdict)))
 
-    def refuse(self, reason: str) -> None:
-        """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
+    def tell_cannot_join(self, reason: str) -> None:
+        """As ``Rendezvous.tell_cannot_join``. Without it the others would wait until the end of their patience."""
         config = self._next_config
         if config is None or self._one_launcher_leads:
             return
@@ -167,7 +167,7 @@ class MultiNodeRendezvous(Rendezvous):
         with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
             client = self._connect(_TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
             if client and client.ready:
-                client.send(NodeRefused(client.ready.node_index, reason))
+                client.send(NodeCannotJoin(client.ready.node_index, reason))
                 self._await_others(client)
 
     def _await_others(self, client: RendezvousClient) -> None:
@@ -221,12 +221,12 @@ class MultiNodeRendezvous(Rendezvous):
             LaunchError: the run does not start, the deadline has passed, or the rendezvous is lost and the launcher
                 assigns no other.
         """
-        is_done = lambda: done() or self._is_over or self._is_refused or self._node.is_stopping()  # noqa: E731
+        is_done = lambda: done() or self._is_over or self._cannot_start or self._node.is_stopping()  # noqa: E731
         is_in_time, client = self._node.wait(is_done, deadline), self._client
-        if client and client.refusal:
+        if client and client.cannot_start:
             self._await_others(client)
-            hint = _REFUSED_HINT if client.refusal.exit_code == HARDWARE else _ABSENT_HINT
-            raise LaunchError(client.refusal.reason, hint, client.refusal.exit_code)
+            hint = _HARDWARE_HINT if client.cannot_start.exit_code == HARDWARE else _FAILED_HINT
+            raise LaunchError(client.cannot_start.reason, hint, client.cannot_start.exit_code)
         if client is None or (self._one_launcher_leads and self._is_over):
             return
         if self._is_over:

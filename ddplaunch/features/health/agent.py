@@ -73,7 +73,7 @@ class HealthPart(Part):
             return True
         if not self._spec.one_launcher_leads:
             text = f"the hardware is not sound: {findings.refusal(wrong, self._spec.host)}"
-            self._node.rendezvous.refuse(text)
+            self._node.rendezvous.tell_cannot_join(text)
             raise LaunchError(text, _REFUSED_HINT, HARDWARE)
         return False
 

@@ -19,7 +19,7 @@ from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import Notice, StopWorkers
-from ddplaunch.protocol.rendezvous import NodeRefused
+from ddplaunch.protocol.rendezvous import NodeCannotJoin
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import AgentFailed
     from ddplaunch.protocol.specs import AgentSpec
 
-TELLER_MODULE = "ddplaunch.rendezvous.absence"
+TELLER_MODULE = "ddplaunch.rendezvous.tell_without_torch"
 """Started by its name: the agent must not import the rendezvous package. A test checks that the module exists."""
 
 _TELL_S, _POLL_S = 30.0, 0.1
@@ -41,7 +41,7 @@ def tell(spec: AgentSpec, failed: AgentFailed, mailbox: Mailbox[object], send: C
     """Tell them until they have heard it, for up to 30 s; whatever would stop this agent ends it. Does not raise.
 
     Does nothing if this node has ``failed`` to meet them, or if none waits for this one until it has lost patience: a
-    launcher of all nodes learns it by AgentFailed, and where a node may be missing, another one may still come.
+    launcher that leads all nodes learns it by AgentFailed, and where a node may be missing, another one may still come.
     """
     config = spec.rendezvous
     if config is None or spec.one_launcher_leads or not 1 < config.min_nodes == config.max_nodes:
@@ -54,8 +54,8 @@ def tell(spec: AgentSpec, failed: AgentFailed, mailbox: Mailbox[object], send: C
         client = RendezvousClient(node, config)
         reason = quote(failed.message.partition("\n")[0], _MAX_REASON)
         send(Notice(f"{reason}; telling the other nodes that {spec.host} does not come, for up to {_TELL_S:.0f} s"))
-        refused = NodeRefused(config.node_index or 0, f"{spec.host} does not come: {reason}", failed.exit_code)
-        _run(client, wire.encode(client.member_spec()) + wire.encode(refused), mailbox)
+        cannot_join = NodeCannotJoin(config.node_index or 0, f"{spec.host} does not come: {reason}", failed.exit_code)
+        _run(client, wire.encode(client.member_spec()) + wire.encode(cannot_join), mailbox)
 
 
 def _run(client: RendezvousClient, records: bytes, mailbox: Mailbox[object]) -> None:
