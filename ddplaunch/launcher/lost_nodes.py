@@ -24,7 +24,7 @@ time    name                                   who acts when it is over
 A host loses power, in a run in which one launcher leads all nodes:
 
 1.  Nothing closes the connection, and ``Pings`` calls ``on_unresponsive`` after 5 s. If only the agent dies,
-    ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``give_up``).
+    ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``count_as_lost``).
 2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepRun`` and answers with ``AgentEnded``. The node is
     SWEEPING until then, and then LOST. Only the end of the run waits for it.
 3.  If too few nodes are left, spares included, the run ends with exit code 84: ``Shutdown.fail`` sends ``StopWorkers``.
@@ -127,8 +127,8 @@ class LostNodes:
         if not node.state.has_reported:
             self.on_lost(node, f"{node.host} has not answered for {self._lost_after_s:g} s")
 
-    def give_up(self, node: Node, reason: str, hint: str = "") -> None:
-        """Kill the agent of a node that does not do what it must; the node is lost, unless it has come to its end."""
+    def count_as_lost(self, node: Node, reason: str, hint: str = "") -> None:
+        """Kill the agent of ``node``, which does not do what it must: it is lost, unless it has come to its end."""
         node.handle.kill()
         if not (node.state.is_final or node.state.is_lost):
             self.on_lost(node, reason, hint)
@@ -146,9 +146,9 @@ class LostNodes:
         if isinstance(event, ReportOfNode):
             self._show(f"a report of node {event.node_index} is ignored: {told}", Level.VERBOSE)
         elif is_invalid or not self._config.is_local:
-            node.is_given_up = True
+            node.is_ignored = True
             hint = _HINT if self._config.is_local or not is_invalid else ""
-            self.give_up(node, f"the agent on {node.host} was given up: {told}", hint)
+            self.count_as_lost(node, f"the agent on {node.host} was given up: {told}", hint)
         else:
             self._end_run(node, event, told)
 
@@ -235,6 +235,6 @@ class LostNodes:
         if self.run_is_ending or not participants.is_present(token):
             return
         if participants.is_cut_off(node) and participants.can_continue_without(node):
-            self.give_up(node, f"{node.host} cannot join the others ({reason})")
+            self.count_as_lost(node, f"{node.host} cannot join the others ({reason})")
         else:
             participants.move_rendezvous(node, reason)

@@ -89,7 +89,7 @@ class Node:
         details: what the workers use, for the report; None until the agent has sent it.
         loss: how the node was lost, if that was before the end of the run, or why its host was not reached; else
             empty.
-        is_given_up: a record of it was invalid, or could not be handled: its agent was killed, and all else of it
+        is_ignored: a record of it was invalid, or could not be handled: its agent was killed, and all else of it
             is ignored.
     """
 
@@ -104,7 +104,7 @@ class Node:
     workers: int = 0
     details: NodeDetails | None = None
     loss: str = ""
-    is_given_up: bool = False
+    is_ignored: bool = False
 
 
 class Nodes:

@@ -3,7 +3,7 @@
 Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable``), for nodes that are
 lost (``lost_nodes``), that must not be used again, and that should not. One rendezvous follows the other: when the node
 that serves it is lost, another node serves the next one. Where each node has a launcher, no launcher assigns the
-rendezvous, and the coordinator decides, and dismisses nodes.
+rendezvous, and the coordinator decides which nodes leave.
 """
 
 from __future__ import annotations
@@ -41,12 +41,18 @@ node is told of it."""
 
 
 class Participants:
-    """Those of one run. A node goes in one of these ways; a spare takes its position, except after ``remove``.
+    """Those of one run. A node goes in one of three ways.
 
-    - ``exclude``: its host cannot be used, at the start or later;
-    - ``retire_if_due``: after an attempt, since it must not be used again, or since SLURM takes it out of service;
-    - ``continue_without``: it is lost (``lost_nodes``), and the run can do without it; the two above end in it, too;
-    - ``remove``: it is lost, and the run ends.
+    ==================  =============================================================  ================================
+    what has happened   who says it                                                    method
+    ==================  =============================================================  ================================
+    it is lost          ``LostNodes``                                                  ``continue_without``, ``remove``
+    it cannot be used   the transport at the start, ``AgentFailed``, another torch     ``exclude``
+    it leaves           after an attempt ``leave_if_due``, before the first            ``leave``
+                        ``HealthWatch``
+    ==================  =============================================================  ================================
+
+    A spare takes its position, or the world shrinks (``continue_without``); only if the run ends anyway, ``remove``.
 
     Attributes:
         nodes: all nodes of the run.
@@ -203,7 +209,7 @@ class Participants:
         if spare:
             self._show(f"{spare.host} replaces {node.host}", Level.NORMAL)
         if len(self.indices) >= self._min_nodes:
-            self._leave_rendezvous(node)
+            self._forget(node)
         self.on_changed()
 
     def _start_spare(self) -> Node | None:
@@ -213,8 +219,8 @@ class Participants:
             self._show(f"{nodes.hosts[index]} is not chosen: SLURM takes it out of service", Level.NORMAL)
         return nodes.start_next() if index < len(nodes.hosts) else None
 
-    def retire(self, node: Node) -> None:
-        """Continue without ``node``, whose workers have ended. Its agent ends, and sends its logs.
+    def leave(self, node: Node) -> None:
+        """``node``, which runs no workers, leaves the run: continue without it. Its agent ends, and sends its logs.
 
         Raises:
             LaunchError: too few hosts can be used.
@@ -222,8 +228,8 @@ class Participants:
         self.continue_without(node)
         node.handle.send(StopWorkers(signal.SIGTERM, 0.0))
 
-    def retire_if_due(self, node: Node, result: AttemptResult) -> None:
-        """After an attempt: retire ``node`` if it must not be used again, or if it departs and is dispensable.
+    def leave_if_due(self, node: Node, result: AttemptResult) -> None:
+        """After an attempt: ``node`` leaves if it must not be used again, or if it departs and is dispensable.
 
         To be called when ``result`` is counted: if the node serves the rendezvous, another one begins with the number
         of restarts.
@@ -240,10 +246,10 @@ class Participants:
             if not self.dispensable:
                 raise LaunchError(quote(too_few_nodes(*self.remaining_without(node), why), _MAX_REASON), "", HARDWARE)
             self._show(quote(why, _MAX_REASON), Level.ALWAYS)
-            self.retire(node)
+            self.leave(node)
         elif node.index in departing and self.dispensable:
-            self._show(f"{node.host} is left: {quote(departing[node.index], _MAX_REASON)}", Level.NORMAL)
-            self.retire(node)
+            self._show(f"{node.host} leaves the run: {quote(departing[node.index], _MAX_REASON)}", Level.NORMAL)
+            self.leave(node)
         elif node.index in departing:  # The coordinator waits for this.
             self.set_departing({index: why for index, why in departing.items() if index != node.index})
 
@@ -259,7 +265,7 @@ class Participants:
         """Remove ``node`` from the participants, without replacement."""
         self.indices.remove(node.index)
         if self.indices:
-            self._leave_rendezvous(node)
+            self._forget(node)
 
     # The rendezvous.
 
@@ -314,7 +320,7 @@ class Participants:
             self._tries = 0
             self._lost_by.clear()
 
-    def _leave_rendezvous(self, removed: Node) -> None:
+    def _forget(self, removed: Node) -> None:
         """``removed`` takes part no longer; if it served, there is no rendezvous until the next ``on_changed``."""
         if self.server == removed.index:
             self.server = None

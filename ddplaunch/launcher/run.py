@@ -191,7 +191,7 @@ class Run:
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle; if that fails, ``LostNodes.on_bad_record`` decides."""
-        if node.is_given_up and not isinstance(event, ChannelClosed):
+        if node.is_ignored and not isinstance(event, ChannelClosed):
             return
         try:
             self._checks.check(node, event)
@@ -304,7 +304,7 @@ class Run:
         was_ending = self._lost_nodes.run_is_ending
         self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
-            self._participants.retire_if_due(node, result)
+            self._participants.leave_if_due(node, result)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

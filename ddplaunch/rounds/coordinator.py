@@ -33,7 +33,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.results import Round, RoundVerdict
-from ddplaunch.rounds.verdict import Restarts, RoundReports, dismissal, too_few_nodes, verdict
+from ddplaunch.rounds.verdict import Restarts, RoundReports, last_verdict, too_few_nodes, verdict
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -320,11 +320,11 @@ class Coordinator:
         """Once no node runs: the verdict for the participants and, after the last round, also for the waiting nodes."""
         if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
-        leaving = self._unusable()
+        leaving = self._leaving()
         decided = verdict(self.attempt, self._reports, self.restarts, self._too_few(leaving))
         if decided.attempt_follows:
             self.phase, self.attempt = Phase.WAITING, self.attempt + 1
-            last = self._dismiss(leaving, decided)
+            last = self._let_leave(leaving, decided)
             told = self._tell(decided, dict.fromkeys([*self.participants, *last]), last)
             return [*told, *self._form_if_complete()]  # Of nodes that waited, if no participant is left.
         self.phase = Phase.FINISHED
@@ -339,7 +339,7 @@ class Coordinator:
 
     # Nodes that are not used again.
 
-    def _unusable(self) -> set[int]:
+    def _leaving(self) -> set[int]:
         """The nodes on the hosts of nodes that must not be used again; those that wait included."""
         hosts = {self._hosts[index] for index in self._reports.leaving}
         return {index for index in (*self.participants, *self._waiting) if self._hosts[index] in hosts}
@@ -358,7 +358,7 @@ class Coordinator:
         ends_rendezvous = self.server in leaving and not self.assigned
         return too_few_nodes(remaining, self.min_nodes, reason, ends_rendezvous=ends_rendezvous)
 
-    def _dismiss(self, leaving: set[int], decided: RoundVerdict) -> dict[int, RoundVerdict]:
+    def _let_leave(self, leaving: set[int], decided: RoundVerdict) -> dict[int, RoundVerdict]:
         """Exclude the nodes that leave from all further rounds. Returns their last verdicts.
 
         A launcher that leads all nodes replaces and stops them itself.
@@ -369,7 +369,7 @@ class Coordinator:
         if self.assigned:
             return {}
         self._lost |= leaving
-        return dict.fromkeys(sorted(leaving), dismissal(decided, self._reports.why_one_leaves))
+        return dict.fromkeys(sorted(leaving), last_verdict(decided, self._reports.why_one_leaves))
 
 
 def _in_rank_order(previous: Sequence[int], waiting: Iterable[int]) -> list[int]:

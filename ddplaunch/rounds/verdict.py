@@ -3,7 +3,7 @@
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
 restart is left and can help, the verdict, and the result of each node. Pure, but for the count of restarts that it is
 given. A launcher that leads all nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after
-a loss, ``Participants.retire_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that
+a loss, ``Participants.leave_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that
 restarts more often than the user allows.
 """
 
@@ -296,7 +296,7 @@ def _end(reports: RoundReports, restarts: Restarts, too_few: str) -> tuple[Outco
     return "succeeded", _SUCCEEDED
 
 
-def dismissal(decided: RoundVerdict, reason: str) -> RoundVerdict:
+def last_verdict(decided: RoundVerdict, reason: str) -> RoundVerdict:
     """The last verdict of a node that leaves for ``reason``, where the others go on after the verdict ``decided``."""
     decision = f"not restarted: {reason}; the other nodes go on"
     return RoundVerdict(decided.attempt, "failed", cause=decided.cause, node_leaves=reason, decision=decision)

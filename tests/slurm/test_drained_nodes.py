@@ -37,12 +37,12 @@ def test_a_drained_node_is_replaced_by_a_spare_after_the_attempt(slurm: Slurm, s
     line = " ".join(map(str, command(*options)))
     running = slurm.start(["salloc", "-N3", "sh", "-c", f"{drain}; {line}"], env={"OMP_NUM_THREADS": "1"})
     try:
-        running.wait_for("node02: SLURM drains it: bad disk; it is left after this attempt")
-        assert not any("is left: " in text for text in running.error_lines)
+        running.wait_for("node02: SLURM drains it: bad disk; it leaves after this attempt")
+        assert not any("leaves the run: " in text for text in running.error_lines)
         (tmp_path / "go").touch()
         done = running.finish()
         assert done.returncode == 0, done.err
-        assert "node02 is left: SLURM drains it: bad disk" in done.err
+        assert "node02 leaves the run: SLURM drains it: bad disk" in done.err
         assert "node03 replaces node02" in done.err
         assert "[node03:1] runs 1 2 1" in done.out
         assert "[node02:1] runs 1 2 1" not in done.out
@@ -59,7 +59,7 @@ def test_a_node_before_its_maintenance_leaves_and_one_that_is_needed_stays(slurm
     try:
         options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "1", script, tmp_path / "go")
         running = salloc(slurm, "-N2 -w node01,node02 --time=3", *options)
-        running.wait_for(r"node01: its maintenance begins at \d\d:\d\d \(reservation m1\); it is left after")
+        running.wait_for(r"node01: its maintenance begins at \d\d:\d\d \(reservation m1\); it leaves after")
         running.wait_for(r"node02: its maintenance begins at .*; no other node can replace it")
         (tmp_path / "go").touch()
         done = running.finish()
@@ -76,11 +76,11 @@ def test_where_each_node_has_a_launcher_a_drained_one_takes_part_no_more(slurm: 
     salloc_of_two = ["salloc", "-N2", "-w", "node01,node02", "sh", "-c", f"{drain}; {line}"]
     running = slurm.start(salloc_of_two, env={"OMP_NUM_THREADS": "1"})
     try:
-        running.wait_for("node02: SLURM drains it: bad disk; it is left after this attempt if the others suffice")
+        running.wait_for("node02: SLURM drains it: bad disk; it leaves after this attempt if the others suffice")
         (tmp_path / "go").touch()
         done = running.finish()
         assert done.returncode == 0, done.err
-        assert "node02 is left: SLURM drains it: bad disk; it waits until the run ends" in done.err
+        assert "node02 takes no part: SLURM drains it: bad disk; it waits until the run ends" in done.err
         assert "runs 0 2 0" in done.out
         assert "runs 0 1 1" in done.out
     finally:

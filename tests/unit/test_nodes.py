@@ -94,7 +94,7 @@ class Job:
         result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=attempt_follows, restart_follows=restarts)
         if restarts:
             self.attempts.on_ended(0, result, self.participants.indices)
-        self.participants.retire_if_due(self._node(host), result)
+        self.participants.leave_if_due(self._node(host), result)
 
     def fails(self, host: str, why: str = "") -> None:
         """A worker of the node fails: for a fault of the ``hardware``, or since ``avoid_node`` asks to leave it."""

@@ -336,7 +336,7 @@ class RendezvousClient:
             f"{self._host} waits until a node is lost"
         )
         if self._departs:
-            text = f"{self._host} is left: {self._departs}; it waits until the run ends, or needs it"
+            text = f"{self._host} takes no part: {self._departs}; it waits until the run ends, or needs it"
         if not self.is_spare:
             self._node.outbox.send(Notice(text))
         self.is_spare = True

@@ -139,7 +139,7 @@ class HealthWatch(Watch):
             raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
         for index, line in refused.items():
             self._show(f"not used: {line}", Level.ALWAYS)
-            self._participants.retire(self._nodes.all[index])
+            self._participants.leave(self._nodes.all[index])
 
 
 class _Comparison:

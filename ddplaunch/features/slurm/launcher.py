@@ -1,4 +1,4 @@
-"""Nodes that SLURM drains, or whose maintenance is about to begin, are left after the present attempt.
+"""Nodes that SLURM drains, or whose maintenance is about to begin, leave after the present attempt.
 
 Runs in the launcher, in the main thread. SLURM is asked by ``scontrol`` in a thread, once a minute while workers run: a
 restart never waits for it, and uses the last answer. Where each node has a launcher, each asks about its own node, and
@@ -103,7 +103,7 @@ class NodeWatch(Watch):
         departing = self._announce(reasons)  # Also that there are other spares now.
         for node, reason in reasons:
             if node.index not in self._told:
-                effect = "it is left after this attempt" if node.index in departing else "no other node can replace it"
+                effect = "it leaves after this attempt" if node.index in departing else "no other node can replace it"
                 self._show(f"{node.host}: {reason}; {effect}", Level.NORMAL)
         self._told = {node.index for node, _ in reasons}
 
@@ -120,7 +120,7 @@ class NodeWatch(Watch):
             return
         self._told = {0} if reason else set()
         host = self._nodes.all[0].host
-        effect = f"{reason}; it is left after this attempt if the others suffice" if reason else "SLURM uses it again"
+        effect = f"{reason}; it leaves after this attempt if the others suffice" if reason else "SLURM uses it again"
         self._show(f"{host}: {effect}", Level.NORMAL)
         self._nodes.send(NodeDeparts(quote(reason, _MAX_REASON)))
 
