@@ -166,7 +166,7 @@ class Agent(NodeServices):
             part.on_started()
         self.wait(lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
-            self.rendezvous.report_failure()
+            self.rendezvous.report_stop()
         for part in self._parts:
             part.before_stop(self._failure)
         self._stop_workers(group)

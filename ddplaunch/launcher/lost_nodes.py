@@ -10,7 +10,7 @@ time    name                                   who acts when it is over
 5 s     ``TimeoutConfig.lost_after_s``         the launcher: a node has not answered with ``Pong``, and is lost;
                                                an agent: it got no ``Ping``, and stops its workers (``LauncherLost``)
 8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat. It is
-                                               ``setup.LATER_S``, 3 s, more than the launcher's 5 s; and it is 5 s
+                                               ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the launcher's 5 s; and it is 5 s
                                                where each node has a launcher
 10 s    that and 2 heartbeats                  another member: the store has not answered
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from ddplaunch.transport.handle import Post, Transport, WriteOutput
 
 _LOOPBACK = "127.0.0.1"
-LATER_S = 3.0
-"""Seconds by which the nodes take longer than the launcher to count a silent node as lost.
+HEARTBEAT_MARGIN_S = 3.0
+"""Seconds that are added to ``lost_after_s`` where nodes count a silent one as lost, by its heartbeats.
 
 The launcher notices a loss 4 to 6 s after it, because it pings and looks once a second, and only replaces the node. By
 the heartbeats, 7 s or more after the loss, the nodes then look for another rendezvous.
@@ -78,7 +78,7 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
         interface=None if config.dry_run else config.interface,
         join_timeout_s=config.timeouts.join_timeout_s,
         last_call_timeout_s=0.0,
-        silent_after_s=config.timeouts.lost_after_s + LATER_S,
+        silent_after_s=config.timeouts.lost_after_s + HEARTBEAT_MARGIN_S,
         secret=os.urandom(32).hex(),
     )
 

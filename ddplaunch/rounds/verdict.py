@@ -177,7 +177,7 @@ class Restarts:
         self.causes = (*self.causes, cause)[-MAX_IDENTICAL_FAILURES:]
 
     @property
-    def why_none(self) -> str:
+    def why_no_restart(self) -> str:
         """Why no restart follows the last round; empty if one may."""
         if self.count >= self.limit:
             return f"not restarted: {self.limit} of {self.limit} restarts used" if self.limit else NEVER_RESTARTED
@@ -285,9 +285,9 @@ def _end(reports: RoundReports, restarts: Restarts, too_few: str) -> tuple[Outco
     if any(node.has_unkillable for node in reports.ended_nodes):
         return "failed", _PROCESSES_LEFT
     if reports.has_failed:
-        why_none = _STOPPED if reports.stop_reason else restarts.why_none or too_few
+        why_no_restart = _STOPPED if reports.stop_reason else restarts.why_no_restart or too_few
         # The user has read that the job can go on without the lost node.
-        return "failed", _FAILED_TOO if reports.node_lost and why_none == NEVER_RESTARTED else why_none
+        return "failed", _FAILED_TOO if reports.node_lost and why_no_restart == NEVER_RESTARTED else why_no_restart
     if reports.stop_reason:
         return "stopped", _STOPPED
     if reports.has_changed:

@@ -100,7 +100,7 @@ def test_the_limit_counts_more_than_whether_a_restart_could_help(
     restarts = Restarts(limit, count=len(causes) - 1)
     for cause in causes:
         restarts.note(cause)
-    assert restarts.why_none == why
+    assert restarts.why_no_restart == why
 
 
 # Nodes that must not be used again.

@@ -77,7 +77,7 @@ class Rendezvous:
         """
         return -math.inf, math.inf
 
-    def report_failure(self) -> None:
+    def report_stop(self) -> None:
         """Report to the other nodes at once that this node stops its workers."""
 
     def send_report(self, report: Report) -> None:

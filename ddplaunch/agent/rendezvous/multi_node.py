@@ -270,7 +270,7 @@ class MultiNodeRendezvous(Rendezvous):
             self._node.wait(is_over, time.monotonic() + _CLOSE_S)
         return client.verdict
 
-    def report_failure(self) -> None:
+    def report_stop(self) -> None:
         client = self._client
         if client and client.ready and client.formed:
             client.send(NodeStops(client.ready.node_index, client.formed.round.attempt))
