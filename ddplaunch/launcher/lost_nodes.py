@@ -10,8 +10,8 @@ time    name                                   who acts when it is over
 5 s     ``TimeoutConfig.lost_after_s``         the launcher: a node has not answered with ``Pong``, and is lost;
                                                an agent: it got no ``Ping``, and stops its workers (``LauncherLost``)
 8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat. It is
-                                               ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the launcher's 5 s; and it is 5 s
-                                               where each node has a launcher
+                                               ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the 5 s of the launcher;
+                                               where each node has a launcher, it is 5 s
 10 s    that and 2 heartbeats                  another member: the store has not answered
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
 25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
@@ -21,7 +21,7 @@ time    name                                   who acts when it is over
 600 s   ``TimeoutConfig.join_timeout_s``       an agent: it has joined, and no round was formed; exit code 83
 ======  =====================================  ======================================================================
 
-A host loses power, in a run in which one launcher leads all nodes:
+**One launcher leads all nodes.** A host loses power:
 
 1.  Nothing closes the connection, and ``Pings`` calls ``on_unresponsive`` after 5 s. If only the agent dies,
     ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``count_as_lost``).
@@ -47,6 +47,8 @@ A host loses power, in a run in which one launcher leads all nodes:
     "HOST (node 1) is lost; starting the workers again", and after step 5, with the same end, "the rendezvous has moved"
     or "the rendezvous at HOST:PORT is lost: ...": what the first node has learned first. ``AttemptStarted`` follows.
 
+Between two attempts it is the same, but no worker is stopped and no node gets a verdict.
+
 The nodes notice a loss, too, but later, so that they act only if the node still answers the launcher. When the member
 that serves has got no heartbeat of another for 8 s, the coordinator stops the round by itself, and ``NodeSilent`` tells
 the launcher, which moves the rendezvous as in step 5. A record that names a node that takes part no longer has no
@@ -57,15 +59,19 @@ the connection is closed, it learns it at once. If the host has no power, a call
 member waits for 10 s. Then the rendezvous moves. If one node alone loses the next two as well, the launcher reaches it
 and the nodes that serve do not: it is lost (``participants._MAX_LOST_BY_ONE``).
 
-Where each node has a launcher, only the heartbeats show a loss, after 5 s. The coordinator stops the round and
-gives the verdict as in step 4. Nodes that wait at the endpoint for a free place are the spares. Of a job of a fixed
-size without any, the run ends on all nodes with exit code 84, "not restarted: 1 other node is left, and 2 are needed".
-An elastic one goes on with the nodes that are left; if these are fewer than MIN, they wait for another node, until the
-600 s end the run with exit code 83. If the node that serves the rendezvous is lost, the other members notice it after
-7 s (5 s and 2 heartbeats), or at once if its connection closes, and the run ends on all nodes: with exit code 84 while
-workers run, and with 83 between two attempts, when the nodes cannot meet again.
+**Each node has a launcher.** No launcher notices the loss of another node, and none starts a spare. A host loses power:
 
-A node that fails before it has joined tells the others itself (``agent/rendezvous/cannot_join.py``).
+1.  It did not serve the rendezvous. ``Server`` in ``rendezvous/member.py``, on the node that does, gets no heartbeat of
+    it for 5 s. The ``Coordinator`` stops the round on all nodes and gives the verdict, as in step 4 above.
+2.  Nodes that wait at the endpoint for a free place (``NoFreePlace``) are the spares: the next round has them.
+3.  Without any, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait for another
+    one, until the 600 s end the run with exit code 83. A job of a fixed size ends on all nodes with exit code 84, "not
+    restarted: 1 other node is left, and 2 are needed"; between two attempts its nodes wait as those of an elastic one.
+4.  It served the rendezvous. The other members notice it after 7 s (5 s and 2 heartbeats), or at once if its connection
+    closes, and the run ends on all nodes: with exit code 84 while workers run (``verdict.of_lost_rendezvous``), and
+    with 83 between two attempts (``RendezvousClient.unreachable_error``), when the nodes cannot meet again.
+
+**A node fails before it has joined** the others: it tells them itself (``agent/rendezvous/cannot_join.py``).
 """
 
 from __future__ import annotations

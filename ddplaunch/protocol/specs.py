@@ -30,9 +30,10 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec(AgentConfig):
-    """Launcher to agent, first: all settings of one node, which are those of the run and its own.
+    """Launcher to agent, first: all settings of one node.
 
-    ``setup.agent_spec`` of the launcher copies those of the run, each field of AgentConfig by its name.
+    ``agent_spec`` in ``launcher/setup.py`` fills it: it copies each field of AgentConfig by its name, ``max_restarts``
+    among them, and adds the fields below.
 
     The number of its ``workers`` and their devices may differ from other nodes'. ``rendezvous`` is None also where the
     launcher sends a JoinRendezvous.

@@ -1,8 +1,8 @@
 """The coordinator of a run: forms rounds, in which each node has its ranks, stops them, and gives the verdict on each.
 
-With several nodes it runs in the member process of the node that serves the rendezvous: the member passes every record
-of a node to ``Coordinator.receive`` and sends the records that it returns. The agent of a single node does so itself.
-Pure: uses no clock and no store.
+Runs in the agent of a single node; with several nodes, in the member process of the node that serves the rendezvous.
+That passes every record of a node to ``Coordinator.receive`` and sends the records that it returns. Pure: uses no clock
+and no store.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ class Coordinator:
         self._waiting[index], self._hosts[index] = record, record.host
         self._lost.discard(index)
         if self._cannot_start:
-            return self._on_joined_too_late(index)
+            self._to_come -= 1
+            self._yet_to_leave |= {index} - {self.server}
+            return [Outgoing(index, self._cannot_start), *self._all_left()]
         if self.phase is Phase.FINISHED:
             return [self._cannot_take_part(index, "the run had ended when this node joined")]
         if record.host in self._avoided:
@@ -219,11 +221,6 @@ class Coordinator:
         self._yet_to_leave = set(self._waiting) - {self.server}
         self._to_come = self.min_nodes - 1 - len(self._waiting)
         return [*(Outgoing(index, self._cannot_start) for index in self._waiting), *self._all_left()]
-
-    def _on_joined_too_late(self, node_index: int) -> list[Outgoing]:
-        self._to_come -= 1
-        self._yet_to_leave |= {node_index} - {self.server}
-        return [Outgoing(node_index, self._cannot_start), *self._all_left()]
 
     def _all_left(self) -> list[Outgoing]:
         """After the end: whether the node that serves the rendezvous may go."""

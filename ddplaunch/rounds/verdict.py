@@ -2,9 +2,21 @@
 
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
 restart is left and can help, the verdict, and the result of each node. Pure, but for the count of restarts that it is
-given. A launcher that leads all nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after
-a loss, ``Participants.leave_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that
-restarts more often than the user allows.
+given. ``Coordinator`` calls it:
+
+============================  ========================================  =========================================
+start                         who has the coordinator                   whose --max-restarts counts
+============================  ========================================  =========================================
+one node                      the agent, in ``SingleNodeRendezvous``    its own
+one launcher leads all nodes  the member of the node that serves the    that of the run, which all nodes have
+                              rendezvous, in ``Server``
+each node has a launcher      the same                                  this node's; ``RoundFormed`` tells others
+============================  ========================================  =========================================
+
+The agents of all nodes get the verdict, and report it to their launcher (``AttemptEnded``). A launcher that leads all
+nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after a loss,
+``Participants.leave_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that restarts
+more often than the user allows.
 """
 
 from __future__ import annotations
