@@ -98,7 +98,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
     for path in (tmp_path / "samples/node_0.jsonl", tmp_path / "events.jsonl"):
         os.mkfifo(path)
     assert [found.newest for found in files([tmp_path], {})] == [{}]
-    assert live._failed_ranks(tmp_path, 0) == []
+    assert live._failed([tmp_path], 0) == set()
 
 
 def test_a_launcher_that_joins_later_is_shown(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_folders import find
-from ddplaunch.features.runs.run_json import Json, number
+from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.features.usage.quantities import BY_NAME, FOLDER
 from ddplaunch.features.usage.records import PERIOD_S
 from ddplaunch.late_dataclass import dataclass
@@ -111,16 +111,11 @@ class _Table:
 
 def _failed(folders: Iterable[Path], attempt: int | None) -> frozenset[int]:
     """The ranks that have failed in ``attempt``, as far as the launchers have written it."""
-    return frozenset(rank for folder in folders for rank in _failed_ranks(folder, attempt))
-
-
-def _failed_ranks(folder: Path, attempt: int | None) -> list[int]:
-    events = run_json.lines(folder / run_json.EVENTS, b'"worker_failed"', _MAX_EVENT_BYTES)
-    return [event["rank"] for event in events if event and event.get("attempt") == attempt and _has_rank(event)]
-
-
-def _has_rank(event: Json) -> bool:
-    return type(event.get("rank")) is int
+    found = (run_json.lines(folder / run_json.EVENTS, b'"worker_failed"', _MAX_EVENT_BYTES) for folder in folders)
+    failed = [
+        integer(event, "rank") for events in found for event in events if event and event.get("attempt") == attempt
+    ]
+    return frozenset(rank for rank in failed if rank is not None)
 
 
 # The table.

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import queue
+import threading
 import time
 from dataclasses import field
 from functools import partial
@@ -27,7 +28,6 @@ from ddplaunch.system.files.kept_files import keep_free
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterable, Sequence
 
     from ddplaunch.features.usage import UsageRecord
@@ -199,6 +199,7 @@ class UsageFiles:
         """The newest of each node."""
         self._queue: queue.Queue[tuple[int, str, list[Row]] | None] = queue.Queue(_MAX_QUEUED)
         self._files: dict[int, NodeFile] = {}
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def on_event(self, index: int, event: UsageRecord) -> None:
@@ -232,6 +233,7 @@ class UsageFiles:
         if self._thread:
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(None)
+            self._closing.set()
             self._thread.join(_CLOSE_S)
 
     # In the thread.
@@ -239,17 +241,12 @@ class UsageFiles:
     def _run(self) -> None:
         is_open = True
         while is_open:
-            changed: set[int] = set()
-            due = time.monotonic() + _FLUSH_S
-            while is_open and (wait_s := due - time.monotonic()) > 0:
-                with contextlib.suppress(queue.Empty):
-                    item = self._queue.get(timeout=wait_s if changed else None)
-                    due = due if changed else time.monotonic() + _FLUSH_S
-                    if item is None:
-                        is_open = False
-                    else:
-                        changed.add(self._add(*item))
-            self._flush(changed)
+            items = [self._queue.get()]
+            self._closing.wait(_FLUSH_S)  # What comes meanwhile is written with it.
+            while not self._queue.empty():
+                items.append(self._queue.get())
+            is_open = None not in items
+            self._flush({self._add(*item) for item in items if item})
 
     def _add(self, index: int, head: str, rows: list[Row]) -> int:
         file = self._files.setdefault(index, NodeFile(f"node_{index}.jsonl"))
