@@ -58,8 +58,8 @@ class GpuReader:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         self._who = "NVML" if what == "nvml" else "amdgpu"
         self._on_answer, self._interval_s = on_answer, interval_s
-        self._has_started = self._has_answered = False
         self._missing = ""
+        self._expect(_CHILD_STARTS_S, f"the process that asks {self._who} has not started for {_CHILD_STARTS_S:g} s")
         in_thread("gpu reader", self._read)
 
     @classmethod
@@ -112,12 +112,12 @@ class GpuReader:
         assert pipe
         is_silent = False
         try:
-            for line in _lines(pipe.fileno(), self._limit_s):
+            for line in _lines(pipe.fileno(), lambda: self._limit_s):
                 if line == b"":  # The child's first word: it runs, and calls the driver next.
-                    self._has_started = True
+                    self._expect(devices.NVML_LIMIT_S, _silence(devices.NVML_LIMIT_S, self._who))
                     continue
                 if line is None and not is_silent:
-                    self._tell(GpusRead(missing=self._silence()))
+                    self._tell(GpusRead(missing=self._silence))
                 elif line is not None:
                     self._tell(_decoded(line))
                 if line is not None and is_silent:
@@ -126,18 +126,12 @@ class GpuReader:
         finally:
             self._end()
 
-    def _limit_s(self) -> float:
-        if self._has_answered:
-            return self._interval_s + SILENCE_S
-        return devices.NVML_LIMIT_S if self._has_started else _CHILD_STARTS_S
-
-    def _silence(self) -> str:
-        if not self._has_started and not self._has_answered:
-            return f"the process that asks {self._who} has not started for {_CHILD_STARTS_S:g} s"
-        return _silence(SILENCE_S if self._has_answered else devices.NVML_LIMIT_S, self._who)
+    def _expect(self, limit_s: float, silence: str) -> None:
+        """A line is to follow within ``limit_s``; if none does, ``silence`` is told."""
+        self._limit_s, self._silence = limit_s, silence
 
     def _tell(self, answer: Answer) -> None:
-        self._has_answered = True
+        self._expect(self._interval_s + SILENCE_S, _silence(SILENCE_S, self._who))
         if isinstance(answer, GpusRead) and answer.question == "health":
             self._missing = answer.missing
         if not isinstance(answer, GpusRead) or answer.question:
