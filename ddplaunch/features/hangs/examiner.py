@@ -163,19 +163,16 @@ class Examiner:
         Any thread; it waits while another asks.
         """
         with self._turn:
-            return self._ask_in_turn(pids, request, timeout_s)
-
-    def _ask_in_turn(self, pids: Iterable[int], request: bytes, timeout_s: float) -> dict[int, Answer]:
-        with self._lock:
-            self._is_asking = True
-            asked = {pid: self._connections[pid] for pid in pids if pid in self._connections}
-        try:
-            return self._ask(asked, request, time.monotonic() + timeout_s)
-        finally:
             with self._lock:
-                self._is_asking = False
-                while self._forgotten:
-                    self._forgotten.pop().socket.close()
+                self._is_asking = True
+                asked = {pid: self._connections[pid] for pid in pids if pid in self._connections}
+            try:
+                return self._ask(asked, request, time.monotonic() + timeout_s)
+            finally:
+                with self._lock:
+                    self._is_asking = False
+                    while self._forgotten:
+                        self._forgotten.pop().socket.close()
 
     def _ask(self, asked: dict[int, _Connection], request: bytes, deadline: float) -> dict[int, Answer]:
         late = {pid for pid, connection in asked.items() if connection.request}

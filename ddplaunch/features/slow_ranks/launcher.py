@@ -74,7 +74,6 @@ class SlowRanksWatch(Watch):
         self._due = NEVER
         self._sample: _Sample | None = None
         self._newest: dict[str, int] = {}
-        self._loads: list[RankLoad] = []
         self._total: LatenessCounts | None = None  # Until there is a process group: many jobs have none.
         self._recent: LatenessCounts
         self._recent_hosts: LatenessCounts
@@ -128,7 +127,6 @@ class SlowRanksWatch(Watch):
         answers = sample.answers.values()
         cost_s = max(answer.cost_s for answer in answers)
         self._due = max(self._due, time.monotonic() + _PERIOD_PER_COST * cost_s)
-        self._loads = [load for answer in answers for load in answer.loads]
         from ddplaunch.features.slow_ranks import slow_ranks
 
         newest = dict(self._newest)
@@ -158,12 +156,12 @@ class SlowRanksWatch(Watch):
         self._suspects = (suspect.rank,) if suspect else ()
         if self._recent.samples >= _MIN_SAMPLES and slow_ranks.is_enough(lateness):
             self._forget()
+            loads = [load for answer in sample.answers.values() for load in answer.loads]
             if slow:
-                self._warn(slow.rank, slow_ranks.warning(lateness, reason(slow.rank, self._loads)))
+                self._warn(slow.rank, slow_ranks.warning(lateness, reason(slow.rank, loads)))
             elif slow_host:  # Its other ranks have the same reason.
                 alike = {each.rank for each in lateness if each.host == slow_host.host} - {slow_host.rank}
-                loads = [load for load in self._loads if load.rank not in alike]
-                why = reason(slow_host.rank, loads)
+                why = reason(slow_host.rank, [load for load in loads if load.rank not in alike])
                 self._warn(slow_host.host, slow_ranks.warning(hosts, why, of_hosts=True))
 
     def _warn(self, of: int | str, text: str) -> None:
