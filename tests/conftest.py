@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import signal
 import sys
 import threading
@@ -110,6 +111,20 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(threading.Timer, "start", start)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Where a test writes its script."""
+    return tmp_path / "job.py"
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int], None]]:
+    """Lets this process write files up to a size only; Python ignores SIGXFSZ, so that writes fail instead."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,21 +21,6 @@ from tests.support.screen import CTRL_C, Screen
 from tests.support.terminal import terminal
 
 USAGE, NODE_NOT_READY, NO_REPORT, LEFT = 2, 82, 89, 130
-
-
-@pytest.fixture
-def go(tmp_path: Path) -> Iterator[Path]:
-    """The file that lets the workers of ``job`` end; at the end of a test they do."""
-    file = tmp_path / "go"
-    yield file
-    file.touch()
-
-
-@pytest.fixture
-def screen() -> Iterator[Screen]:
-    screen = Screen()
-    yield screen
-    screen.close()
 
 
 def test_viewers_show_what_was_and_what_follows_and_exit_with_the_runs_code(go: Path, screen: Screen) -> None:

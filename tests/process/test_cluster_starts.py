@@ -25,11 +25,6 @@ def job_id() -> str:
     return str(secrets.randbelow(10**9))
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return tmp_path / "job.py"
-
-
 def task(job_id: str, script: Path, rank: int, *options: str) -> Running:
     """The task of one of the two nodes of a step."""
     variables = {

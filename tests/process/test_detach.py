@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,6 @@ from tests.support.processes import ignores, is_alive, wait_until
 from tests.support.runs import Finished, command, environment, python, run, start
 
 USAGE, NODE_NOT_READY = 2, 82
-
-
-@pytest.fixture
-def go(tmp_path: Path) -> Iterator[Path]:
-    """The file that lets the workers of ``job`` end; at the end of a test they do."""
-    file = tmp_path / "go"
-    yield file
-    file.touch()
 
 
 def in_session(session: int) -> list[int]:

@@ -5,26 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
 
 import pytest
 
+from tests.support.cgroups import cannot_run
 from tests.support.runs import PROGRAMS, Finished, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FLOOD, WRITE, EXIT_WITH = PROGRAMS / "flood.py", PROGRAMS / "write.py", PROGRAMS / "exit_with.py"
 BARE = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| "}
 SPAWN = ("--start-method", "spawn", "--nproc-per-node", "2")
 FILL = '{ head -c 2000000 /dev/zero >"$0/zeros" 2>&1 || :; } 2>&-'
-
-
-def cannot_run(reason: str) -> NoReturn:
-    """Skip on a laptop; fail where everything must run."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 class Disk:

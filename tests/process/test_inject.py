@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from ddplaunch.errors import NODE_LOST, USAGE
 from ddplaunch.features.faults.fault_spec import GRAMMAR
 from tests.support.processes import is_alive, state, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, run, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
 STAND_STILL = PROGRAMS / "stand_still.py"

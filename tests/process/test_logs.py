@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,6 @@ USAGE, NODE_NOT_READY = 2, 82
 
 SPEAK = 'echo "out $RANK $TORCHELASTIC_RESTART_COUNT"; echo "err $RANK" >&2; test "$TORCHELASTIC_RESTART_COUNT" = 1'
 """Prints a line to each stream; fails in the first attempt."""
-
-
-@pytest.fixture
-def go(tmp_path: Path) -> Iterator[Path]:
-    """The file that lets the workers of ``job`` end; at the end of a test they do."""
-    file = tmp_path / "go"
-    yield file
-    file.touch()
 
 
 def test_the_files_of_ranks_and_attempts_are_printed() -> None:

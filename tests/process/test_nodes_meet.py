@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -52,17 +51,6 @@ if os.environ.get("QUICK") and int(os.environ["GROUP_RANK"]) == 0:
     sys.exit(0)
 signal.pause()
 """
-
-
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return tmp_path / "job.py"
 
 
 def node(

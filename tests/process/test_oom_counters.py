@@ -6,17 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import ddplaunch
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from tests.support.cgroups import limited_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT_BYTES = 96 << 20
 GREEDY = f"data = b'x' * {LIMIT_BYTES * 2}"

@@ -11,16 +11,12 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.processes import peak_mb, wait_until
 from tests.support.runs import PROGRAMS, Finished, run, start
 from tests.support.screen import Screen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WRITE, FLOOD, EXIT_WITH = PROGRAMS / "write.py", PROGRAMS / "flood.py", PROGRAMS / "exit_with.py"
 SPAWN = ("--start-method", "spawn")
@@ -30,13 +26,6 @@ TWO = (*SPAWN, "--nproc-per-node", "2")
 ALONE = (*SPAWN, "--nproc-per-node", "1")
 BARE = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| "}
 """A prefix that does not hold this machine's name."""
-
-
-@pytest.fixture
-def screen() -> Iterator[Screen]:
-    screen = Screen()
-    yield screen
-    screen.close()
 
 
 def log(finished: Finished, rank: int, stream: str = "stdout", attempt: int = 0) -> bytes:

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -23,11 +22,6 @@ ESCAPE, PRINT_SIGNALS = PROGRAMS / "escape.py", PROGRAMS / "print_signals.py"
 USAGE = 2
 
 StartLeftover = Callable[..., "subprocess.Popen[bytes]"]
-
-
-@pytest.fixture
-def run_id() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, Finished, run, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
 ALLREDUCE = PROGRAMS / "allreduce.py"
@@ -34,13 +30,13 @@ def assert_recovered(finished: Finished, *deaths: tuple[int, int]) -> None:
 
 
 @pytest.mark.torch
-def test_a_gloo_job_recovers_each_time_that_a_rank_dies_at_the_given_port(unused_port: int) -> None:
+def test_a_gloo_job_recovers_each_time_that_a_rank_dies_at_the_given_port(port: int) -> None:
     """torchrun: local_elastic_agent_test 2, 19."""
     deaths = [*enumerate(map(int, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)))]
-    options = ("--nproc-per-node", "3", "--max-restarts", str(len(deaths)), "--master-port", str(unused_port))
+    options = ("--nproc-per-node", "3", "--max-restarts", str(len(deaths)), "--master-port", str(port))
     finished = run(*options, ALLREDUCE, "40", ",".join(f"{victim}:{signum}" for victim, signum in deaths))
     assert_recovered(finished, *deaths)
-    assert finished.out.count(f"port {unused_port}\n") == 3 * (len(deaths) + 1)
+    assert finished.out.count(f"port {port}\n") == 3 * (len(deaths) + 1)
 
 
 def test_each_attempt_has_its_number_its_store_and_its_logs() -> None:
@@ -57,13 +53,6 @@ def test_each_attempt_has_its_number_its_store_and_its_logs() -> None:
     assert not (finished.run_dir / "attempt_2/1/error.json").exists()
     assert re.search(r"rank 1 on \S+ failed: exit code 3; restart 1 of 2\n", finished.err)
     assert re.search(r"rank 1 on \S+ failed: RuntimeError: again \(\S+\); restart 2 of 2\n", finished.err)
-
-
-@pytest.fixture
-def unused_port() -> int:
-    """A port nobody listened on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:

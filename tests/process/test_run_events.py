@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.runs import PROGRAMS, Finished, run, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
 

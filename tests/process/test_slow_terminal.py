@@ -9,17 +9,14 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.processes import is_alive, peak_mb, wait_until
 from tests.support.runs import PROGRAMS, Running, run, start
 from tests.support.screen import CTRL_C, CTRL_Q, CTRL_S, Screen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FLOOD, WRITE = PROGRAMS / "flood.py", PROGRAMS / "write.py"
 PLAIN = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| ", "NO_COLOR": "1"}
@@ -28,13 +25,6 @@ WORKERS, LINES, WIDTH = 2, 150_000, 200
 
 QUEUES_MB = 32 + 16
 """What launcher and agent may hold for it."""
-
-
-@pytest.fixture
-def screen() -> Iterator[Screen]:
-    screen = Screen()
-    yield screen
-    screen.close()
 
 
 def flood(folder: Path, *more: str | Path) -> tuple[str | Path, ...]:

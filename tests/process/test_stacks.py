@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import uuid
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,6 @@ from tests.support.runs import PROGRAMS, Finished, Running, environment, run, st
 
 HANG = PROGRAMS / "hang.py"
 USAGE, NODE_NOT_READY = 2, 82
-
-
-@pytest.fixture
-def run_id() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 def begin(run_id: str, *arguments: str | Path, workers: int = 2) -> Running:

@@ -20,11 +20,6 @@ from tests.support.slurm import ASK_S, Slurm
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return tmp_path / "job.py"
-
-
 def salloc(slurm: Slurm, options: str, *arguments: str | Path) -> Running:
     return slurm.start(["salloc", *options.split(), *command(*arguments)], env={"OMP_NUM_THREADS": "1"})
 

@@ -26,11 +26,6 @@ while not other.exists():
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    return tmp_path / "job.py"
-
-
 def srun(slurm: Slurm, options: str, *arguments: str | Path) -> Running:
     return slurm.start(["srun", *options.split(), *command(*arguments)], env={"OMP_NUM_THREADS": "1"})
 

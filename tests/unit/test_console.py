@@ -42,14 +42,6 @@ def stuck_pipe() -> Iterator[tuple[int, int]]:
     os.close(reader)
 
 
-@pytest.fixture
-def small_files() -> Iterator[Callable[[int], None]]:
-    """Lets this process write files up to a size only; Python ignores SIGXFSZ, so that writes fail instead."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 # Prefixes.
 
 

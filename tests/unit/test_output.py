@@ -167,14 +167,6 @@ def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early
 # Log files.
 
 
-@pytest.fixture
-def small_files() -> Iterator[Callable[[int], None]]:
-    """Lets this process write files up to a size only; Python ignores SIGXFSZ, so that writes fail instead."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_where_there_is_room_again_the_file_says_what_is_missing(
     tmp_path: Path, small_files: Callable[[int], None]
 ) -> None:

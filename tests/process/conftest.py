@@ -1,0 +1,41 @@
+"""What several tests of real runs on this machine need."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.screen import Screen
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Iterator[Path]:
+    """The file that lets the workers of ``detached.job`` end; at the end of a test they do."""
+    file = tmp_path / "go"
+    yield file
+    file.touch()
+
+
+@pytest.fixture
+def screen() -> Iterator[Screen]:
+    """A terminal for a run."""
+    screen = Screen()
+    yield screen
+    screen.close()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """An id that no other run has."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def port() -> int:
+    """A port on which nobody listened just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
