@@ -159,7 +159,8 @@ class Mutator:
         return json.dumps(body).encode() + b"\n" + (data if issubclass(kind, wire.Chunk) else b"")
 
     def _fields(self, kind: type) -> dict[str, Any]:
-        return {name: self._value(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return {field.name: self._value(hints[field.name]) for field in dataclasses.fields(kind)}
 
     def _value(self, kind: Any) -> Any:
         if self.random.random() < self._share:

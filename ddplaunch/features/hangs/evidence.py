@@ -27,6 +27,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, first_failure
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
+from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _of_worker(
         run_queue_wait_s=activity.waited_since(before),
         collectives_moved=sample.status != earlier.status if sample.status and earlier.status else None,
         blocked_state=sample.blocked_state,
-        where=stack_dumps.whereabouts(dumps[-1])[:MAX_NAME] if dumps else "",
+        where=quote(stack_dumps.whereabouts(dumps[-1]), MAX_NAME) if dumps else "",
         stack_is_same=stack_dumps.main_thread(dumps[-1]) == stack_dumps.main_thread(dumps[-2]) if dumps[1:] else None,
         stacks=dumps[-1][-MAX_STACK_CHARS:] if dumps else "",
         waits_for_input=sample.waits_for_input,
@@ -300,7 +301,7 @@ class FailureEvidence:
             pid=worker.pid,
             is_running=was_running,
             blocked_state=stacks.blocked_state if was_running else "",
-            where=(line or stack_dumps.whereabouts("".join(stacks.texts[-1:])))[:MAX_NAME],
+            where=quote(line or stack_dumps.whereabouts("".join(stacks.texts[-1:])), MAX_NAME),
             pending=pending,
             flight_record=record and flight_record.shortened(record, _MAX_CALLS),
         )

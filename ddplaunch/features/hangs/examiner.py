@@ -32,6 +32,7 @@ _LATE_S = 0.2
 
 _MAX_CONNECTIONS = 4096
 MAX_NAME = 100
+_MAX_CPU_S = float(1 << 30)
 _NOT_YET = object()
 
 
@@ -46,7 +47,7 @@ class Answer:
     def cpu_s(self) -> float:
         """CPU seconds that the worker has used for its answers so far; 0 if it does not tell."""
         value = self.facts.get(worker_records.CPU_S)
-        return value if isinstance(value, float) else 0.0
+        return value if isinstance(value, float) and 0.0 <= value <= _MAX_CPU_S else 0.0
 
     @property
     def groups(self) -> dict[str, Any]:

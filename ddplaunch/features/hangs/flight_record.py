@@ -243,5 +243,6 @@ def _groups(
 
 def _group(name: str, description: str, ranks: Sequence[int]) -> ProcessGroup:
     shown = "" if description == "undefined" else quote(description, _MAX_NAME)
-    members = rank_list.fold([_integer(rank, _MAX_NUMBER) for rank in ranks])
+    known = ranks if len(ranks) <= rank_list.MAX_RANKS else ()
+    members = rank_list.fold([_integer(rank, _MAX_NUMBER) for rank in known])
     return ProcessGroup(quote(name, _MAX_NAME), shown, members)
