@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ddplaunch import features
 from ddplaunch.config import LaunchConfig
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import (
@@ -136,7 +137,22 @@ NUMBERS: dict[type, tuple[Any, ...]] = {
     int: (0, 1, 2, 3, 7, 15, 255, 1000, 1 << 22, 1 << 24, 1 << 60, (1 << 63) - 1),
     float: (0.0, 1.0, 0.25, 60.0, 1.8e9, -3.5, 1e12, 1e18),
 }
-TEXTS = ("", "node0", "node1", "here", "out\nof\tline", "x" * 300, "GPU-1", "tag#1", "0", "1,2,-", "{}", "/etc", "é")
+TEXTS = (
+    "",
+    "node0",
+    "w.cpu",
+    "node1",
+    "here",
+    "out\nof\tline",
+    "x" * 300,
+    "GPU-1",
+    "tag#1",
+    "0",
+    "1,2,-",
+    "{}",
+    "/etc",
+    "é",
+)
 BAD: tuple[Any, ...] = (
     *(None, True, -1, 5, 1 << 31, 1 << 62, 10**30, 1e308, -1e308, float("nan"), float("inf")),
     *("", "/tmp/evil", "../../evil", "..", "x" * 5000, "\x1b]0;evil\x07", "node0", "node1", [], {}, [[]], {"a": 1}),
@@ -168,6 +184,11 @@ class Mutator:
         origin, args = typing.get_origin(kind), typing.get_args(kind)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             return self._fields(kind)
+        if isinstance(kind, type) and issubclass(kind, wire.Nested):
+            chosen = self.random.choice([each for each in features.records(kind.direction) if issubclass(each, kind)])
+            return {"record": chosen.__name__, **self._fields(chosen)}
+        if origin is dict:
+            return {key: self._value(args[1]) for key in (self._value(args[0]) for _ in range(2)) if type(key) is str}
         if origin in (typing.Union, types.UnionType):
             return self._value(self.random.choice(args))
         if origin is typing.Annotated:

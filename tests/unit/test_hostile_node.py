@@ -55,7 +55,10 @@ from tests.support.fake_agents import participants_of
 from tests.support.spoken_agents import Answer, Mutator, SpokenHandle, SpokenTransport, honest
 
 HOSTS = ("node0", "node1")
-RARE = (*usage.FROM_AGENT, *collect_logs.FROM_AGENT, *features.records("FROM_AGENT", "queries"))
+RARE = (
+    *(*usage.FROM_AGENT, *collect_logs.FROM_AGENT, *features.records("FROM_AGENT")),
+    *features.records("FROM_AGENT", "queries"),
+)
 
 
 class Session:
