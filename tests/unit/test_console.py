@@ -172,6 +172,22 @@ def test_a_terminal_somebody_made_non_blocking_gets_every_byte(stuck_pipe: tuple
     assert data.replace(b"[node1:0] ", b"") == text + b"the end\n"
 
 
+def test_what_a_debugger_shows_is_waited_for_while_messages_are_held_back() -> None:
+    master, terminal = os.openpty()
+    shown = Console(style(), terminal, terminal)
+    with contextlib.closing(shown):
+        shown.hold(is_held=True)
+        shown.show("a message")
+        shown.raw(b"the prompt")
+        shown.wait_raw(STALL_S)
+        os.set_blocking(master, False)
+        assert os.read(master, 100) == b"the prompt"
+        shown.hold(is_held=False)
+        shown.wait_shown(STALL_S)
+        assert os.read(master, 100) == b"a message\r\n"
+    os.close(master)
+
+
 def test_messages_that_are_not_utf8_are_escaped(screens: Screens) -> None:
     with contextlib.suppress(UnicodeEncodeError):
         screens.shown("file \udcff")

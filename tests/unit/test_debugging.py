@@ -44,14 +44,19 @@ class FakeConsole:
     stdout_fd = 1
 
     def __init__(self) -> None:
-        self.text, self.is_held = "", False
+        self.text, self.is_held, self.is_written = "", False, True
         self.noted: list[str] = []
 
     def raw(self, data: bytes, written: Any = lambda: None) -> None:
         self.text += data.decode()
+        self.is_written = self.is_written and not data
         written()
 
+    def wait_raw(self, _timeout_s: float) -> None:
+        self.is_written = True
+
     def hold(self, *, is_held: bool) -> None:
+        assert is_held or self.is_written, "a message could be shown on the screen of the debugger"
         self.is_held = is_held
 
     def show(self, text: str) -> None:

@@ -269,6 +269,7 @@ class Debugging(Watch):
             post = self._post
             on_keys, on_resized = lambda data: post(partial(self._on_keys, data)), lambda: post(self._send_size)
             self._terminal = Terminal(0, self._console.stdout_fd, on_keys, on_resized)
+        self._leave_screen(self._terminal)
         self._console.hold(is_held=False)
         self._console.flush()
         self._console.wait_shown(_SHOWN_S)
@@ -276,7 +277,7 @@ class Debugging(Watch):
         self._console.hold(is_held=True)
         self._focus, self._is_announced = session, False
         lines = self._lines(session)
-        self._console.raw(self._terminal.modes.reset() + "".join(f"ddplaunch: {line}\r\n" for line in lines).encode())
+        self._console.raw("".join(f"ddplaunch: {line}\r\n" for line in lines).encode())
         self._console.note(f"ddplaunch: {lines[0]}")
         session.had_terminal = True
         self._send_size()
@@ -312,10 +313,19 @@ class Debugging(Watch):
         """Nobody has the terminal any more."""
         self._focus, self._due = None, NEVER
         if self._terminal and self._terminal.is_raw:
-            self._console.raw(self._terminal.modes.reset() + (b"" if self._column_is_0 else b"\r\n"))
+            self._leave_screen(self._terminal, b"" if self._column_is_0 else b"\r\n")
             self._column_is_0 = True
             self._terminal.restore()
             self._console.hold(is_held=False)
+
+    def _leave_screen(self, terminal: Terminal, end: bytes = b"") -> None:
+        """Undo what the debugger has changed; what it has shown is then on the terminal.
+
+        Another thread shows the messages on stderr: on the screen of a debugger like pudb they would vanish with it.
+        """
+        if terminal.is_raw:
+            self._console.raw(terminal.modes.reset() + end)
+            self._console.wait_raw(_SHOWN_S)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:

@@ -147,6 +147,10 @@ class Console:
         """Write bytes to stdout as they are, also while lines are held back; then call ``written``, in a thread."""
         self._stdout.raw(data, written)
 
+    def wait_raw(self, timeout_s: float) -> None:
+        """While lines are held back: wait until the ``raw`` bytes are written, for up to ``timeout_s`` seconds."""
+        self._stdout.wait(timeout_s)
+
     @property
     def has_progress(self) -> bool:
         """Whether stderr is a terminal, on which ``progress`` can be shown."""
