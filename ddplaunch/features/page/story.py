@@ -6,6 +6,7 @@ Pure. Reports of older versions, and folders without events, give what they have
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.page.reading import line
@@ -229,16 +230,15 @@ def _bar(rank: int, attempt: int, span: Span, exit_: WorkerExit | None, without:
 
 def _moments(events: Sequence[Json]) -> Iterator[Moment]:
     folded: dict[tuple[str, int | None], list[Json]] = {}
-    failures: dict[int | None, int] = {}
+    failures: Counter[int | None] = Counter()
     for event in events:
         kind, attempt = str(event["event"]), integer(event, "attempt")
         if kind in _FOLDED:
             folded.setdefault((kind, attempt), []).append(event)
-        elif kind == "worker_failed" and failures.setdefault(attempt, 0) >= _MAX_FAILURES:
-            failures[attempt] += 1
         elif kind not in ("dropped", "limit", "first_output", "node_left", "active"):
-            failures[attempt] = failures.get(attempt, 0) + (kind == "worker_failed")
-            yield _moment(event)
+            failures[attempt] += kind == "worker_failed"
+            if kind != "worker_failed" or failures[attempt] <= _MAX_FAILURES:
+                yield _moment(event)
     for (kind, attempt), group in folded.items():
         yield _folded(kind, attempt, group)
     for event in next(([each] for each in events if each["event"] == "first_output"), []):

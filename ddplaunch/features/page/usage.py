@@ -164,7 +164,12 @@ def _is_value(value: object) -> bool:
 
 @dataclass
 class _Node:
-    """One file: what it is about, and its sums by quantity; ``has_moved``: it had other ranks in another attempt."""
+    """One file: what it is about, and its sums by quantity.
+
+    Attributes:
+        has_moved: it had other ranks in another attempt.
+        damaged: lines that could not be read.
+    """
 
     file: Path
     host: str
@@ -173,6 +178,7 @@ class _Node:
     sums: dict[str, _Sums] = field(default_factory=dict)
     clocks: NodeClocks = field(default_factory=dict)
     has_moved: bool = False
+    damaged: int = 0
 
     def name(self, quantity: Quantity, column: int) -> str:
         """What a column of this quantity is about."""
@@ -187,18 +193,14 @@ class _Node:
 
 def of_run(files: Sequence[Path], whole: Span, steps: int) -> Usage:
     """The curves that have samples, over ``steps`` equal steps of the run, and the GPUs with lowered clocks."""
-    nodes, damaged = [], 0
-    for file in files:
-        node, unread = _node(file, whole, steps)
-        nodes.append(node)
-        damaged += unread
+    nodes = [_node(file, whole, steps) for file in files]
     _tell_apart(nodes)
     titles = {title for node in nodes for title in node.sums}
     drawn = [_curve(quantity, nodes, steps) for quantity in _DRAWN if quantity.title in titles]
     found = [each for each in drawn if _largest(each) > each.quantity.least]
     _add_values(found, nodes, whole, steps)
     lowered = by_reason([(node.host, node.gpus, node.clocks) for node in nodes], steps)
-    return Usage(found, lowered, {node.host for node in nodes if node.sums}, damaged)
+    return Usage(found, lowered, {node.host for node in nodes if node.sums}, sum(node.damaged for node in nodes))
 
 
 def _tell_apart(nodes: Sequence[_Node]) -> None:
@@ -213,12 +215,11 @@ def _tell_apart(nodes: Sequence[_Node]) -> None:
             node.host = name if is_only else f"{node.host} ({name} {node.file.stem})"
 
 
-def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
-    node = _Node(file, file.stem)
-    damaged = samples = 0
+def _node(file: Path, whole: Span, steps: int) -> _Node:
+    node, samples = _Node(file, file.stem), 0
     for body in run_json.lines(file):
         if body is None:
-            damaged += 1
+            node.damaged += 1
         elif "ranks" in body:
             before, node.ranks = node.ranks, integers(body, "ranks")[:_MAX_COLUMNS]
             node.has_moved = node.has_moved or before not in ([], node.ranks)
@@ -232,7 +233,7 @@ def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
                 sums = node.sums.get(quantity.title) or node.sums.setdefault(quantity.title, _Sums(steps))
                 sums.add(within[0], values, within[1], is_counted=is_counted)
             add(node.clocks, body, *within)
-    return node, damaged
+    return node
 
 
 def _steps(body: Json, whole: Span, steps: int) -> tuple[range, float] | None:
