@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import Level
 from ddplaunch.launcher.nodes import SWEEP_S, NodeState
 from ddplaunch.mailbox import NEVER

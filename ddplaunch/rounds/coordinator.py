@@ -13,7 +13,7 @@ from enum import Enum, auto
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import AssignNodes, OrderToNodes, ReportOfNode, of_host
 from ddplaunch.protocol.rendezvous import (

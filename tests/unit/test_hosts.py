@@ -16,8 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ddplaunch.cluster.hostfile import parse_hostfile, read_hostfile
-from ddplaunch.cluster.hostlist import expand, fold
-from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host, display_names, parse_hosts
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host, display_names, expand, fold, parse_hosts
 from ddplaunch.errors import USAGE, UsageError
 from tests.support import golden, texts
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.hosts import Host, fold
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.features.slurm import srun

@@ -12,8 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.hosts import display_names
+from ddplaunch.cluster.hosts import display_names, fold
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, WorkerConfig
 from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
 from ddplaunch.features.check import deep_check, page

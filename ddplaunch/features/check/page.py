@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.check.queries import NodeReport
 from ddplaunch.features.health import findings
 from ddplaunch.late_dataclass import dataclass

@@ -14,7 +14,7 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import Level
 from ddplaunch.features.collect_logs.log_writer import LogWriter, Written
 from ddplaunch.features.collect_logs.records import (

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.gpus.records import MAX_GPUS
 from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
 from ddplaunch.text import duration, grouped, ranks, size

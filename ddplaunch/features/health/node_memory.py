@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.hosts import display_names, matching, parse_hosts
+from ddplaunch.cluster.hosts import display_names, fold, matching, parse_hosts
 from ddplaunch.errors import LaunchError, Level, StartNotice
 from ddplaunch.features.health import node_history, nodes_file
 from ddplaunch.features.health.node_history import NodeEvent

@@ -11,8 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.values import parse_nnodes
-from ddplaunch.cluster.hostlist import NAME, expand, fold
-from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host, matching, parse_hosts
+from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, NAME, Host, expand, fold, matching, parse_hosts
 from ddplaunch.errors import UsageError
 from ddplaunch.text import DEVICE_ID, grouped, quote
 

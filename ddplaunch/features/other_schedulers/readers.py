@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostfile import read_hostfile
-from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.hosts import parse_entry
+from ddplaunch.cluster.hosts import fold, parse_entry
 from ddplaunch.cluster.scheduler_info import IGNORE, LOOPBACK, Advice, ScheduledTask, SchedulerInfo, candidate_ports
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.system.limits import NO_ROOM_HINT

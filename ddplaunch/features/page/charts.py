@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.page.lowered_clocks import sentence
 from ddplaunch.features.page.story import RankBar, Span
 from ddplaunch.features.page.usage import Point, middles

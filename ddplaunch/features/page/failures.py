@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.page.reading import block, content, line
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass

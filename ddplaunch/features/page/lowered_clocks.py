@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.page.reading import line
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import duration, fold_ints, grouped

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.page import charts, failures, usage
 from ddplaunch.features.page.reading import RunFiles, line, read
 from ddplaunch.features.page.story import USES, Moment, Story, story, time_uses

@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.text import plural, quote, table
 
 if TYPE_CHECKING:

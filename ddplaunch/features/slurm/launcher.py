@@ -13,8 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.hosts import matching
+from ddplaunch.cluster.hosts import fold, matching
 from ddplaunch.errors import Level
 from ddplaunch.features.slurm import requeue, scontrol
 from ddplaunch.launcher.watches import Watch

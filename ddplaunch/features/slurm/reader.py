@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import MAX_HOSTS, expand, fold
-from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.hosts import MAX_HOSTS, Host, expand, fold
 from ddplaunch.cluster.scheduler_info import (
     IGNORE,
     LOOPBACK,

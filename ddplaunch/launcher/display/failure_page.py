@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import NEVER_RESTARTED

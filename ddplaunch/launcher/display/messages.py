@@ -95,8 +95,7 @@ class UserMessages:
             self._show_hosts()
 
     def _show_hosts(self) -> None:
-        from ddplaunch.cluster.hostlist import fold
-        from ddplaunch.cluster.hosts import display_names
+        from ddplaunch.cluster.hosts import display_names, fold
         from ddplaunch.protocol import env_forwarding
 
         names = display_names(self._config.hosts)[: self._config.max_nodes]
