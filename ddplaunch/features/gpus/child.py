@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _READINGS_PER_MINUTE = 12
 _THROTTLED_MINUTES, _NVLINK_MINUTES = 10, 30
-_NOISE = ("used_bytes", "pids", "clock_reasons", "temperature_margin_c", "nvlink_errors")
+_NOISE = ("used_bytes", "pids", "clock_reasons", "temperature_margin_c")
 """What also changes in a GPU to which nothing has happened."""
 
 
@@ -179,7 +179,7 @@ def _add_usual_links(gpus: list[dict[str, Any]]) -> None:
         name = gpu.get("name", "")
         most[name] = max(most.get(name, 0), gpu.get("nvlinks_active", 0))
     for gpu in gpus:
-        if "nvlinks" in gpu:
+        if "nvlinks_active" in gpu:
             gpu["nvlinks_usual"] = most[gpu.get("name", "")]
 
 
@@ -212,7 +212,7 @@ class _History:
         from ddplaunch.features.gpus.records import HARDWARE_SLOWDOWN
 
         gpu["throttled_minutes"] = self._throttled.add(bool(gpu.get("clock_reasons", 0) & HARDWARE_SLOWDOWN))
-        errors = gpu.get("nvlink_errors")
+        errors = gpu.pop("nvlink_errors", None)
         has_more = errors is not None and self._errors is not None and errors > self._errors
         gpu["nvlink_error_minutes"] = self._link_errors.add(has_more)
         self._errors = errors

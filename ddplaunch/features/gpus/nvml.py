@@ -177,7 +177,7 @@ def _bool(value: int | None) -> bool | None:
 
 
 def _links(gpu: _Gpu) -> None:
-    """NVLinks, those of them that are active, and the errors of all since the driver was loaded."""
+    """NVLinks that are active; and for ``child._History``, the errors of all since the driver was loaded."""
     states = []
     for link in range(_MAX_LINKS):
         try:
@@ -186,7 +186,7 @@ def _links(gpu: _Gpu) -> None:
             break
     if states:
         errors = sum(gpu.field(number) or 0 for number in _NVLINK_ERRORS)
-        gpu.found.update(nvlinks=len(states), nvlinks_active=sum(map(bool, states)), nvlink_errors=errors)
+        gpu.found.update(nvlinks_active=sum(map(bool, states)), nvlink_errors=errors)
 
 
 def _fabric(gpu: _Gpu) -> None:

@@ -89,10 +89,9 @@ class GpuReading(Gpu):
         fabric_state: nvmlGpuFabricState: 0 no NVSwitch, 1 not started, 2 in progress, 3 completed.
         fabric_status: NVML's error code of the registration with the fabric, once it has completed; 0 is none.
         fabric_health: the bits NVML_GPU_FABRIC_HEALTH_MASK.
-        nvlinks_active: of its ``nvlinks``, those that work.
+        nvlinks_active: its NVLinks that work.
         nvlinks_usual: active links of the GPU of this name that has most of them on this machine.
-        nvlink_errors: of all its NVLinks, since the driver was loaded; all of them were corrected.
-        nvlink_error_minutes: of the last 30 minutes, those in which there were such errors.
+        nvlink_error_minutes: of the last 30 minutes, those in which its NVLinks had errors; all of them were corrected.
     """
 
     error: OneLine = ""
@@ -122,10 +121,8 @@ class GpuReading(Gpu):
     fabric_state: Number | None = None
     fabric_status: Number | None = None
     fabric_health: Number | None = None
-    nvlinks: Number | None = None
     nvlinks_active: Number | None = None
     nvlinks_usual: Number | None = None
-    nvlink_errors: Number | None = None
     nvlink_error_minutes: Number | None = None
 
     @property
