@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.runs import unused_port
 from tests.support.screen import Screen
 
 
@@ -36,6 +36,4 @@ def run_id() -> str:
 
 @pytest.fixture
 def port() -> int:
-    """A port on which nobody listened just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return unused_port()

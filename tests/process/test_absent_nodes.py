@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import children, command_line, wait_until
-from tests.support.runs import Finished, Running, start
+from tests.support.runs import Finished, Running, meeting, start
 
 NODE_NOT_READY, NODE_LOST = 82, 84
 
@@ -25,15 +24,13 @@ def nodes(tmp_path: Path, *options: str, odd: int = -1, env: dict[str, str] | No
     """Two nodes, of which the first serves the rendezvous; only the ``odd`` one gets options and variables."""
     script = tmp_path / "job.py"
     script.write_text("print('ran')\n")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    meet = meeting()
     running = []
     for index in range(2):
         conf = f"is_host={int(index == 0)},join_timeout=300"
-        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", conf)
         is_odd = index == odd
         own = options if is_odd else ()
-        running.append(start("--nnodes", "2", *meet, *own, script, env=env if is_odd else None))
+        running.append(start("--nnodes", "2", *meet, "--rdzv-conf", conf, *own, script, env=env if is_odd else None))
     return running
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import sys
 import textwrap
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 
 from tests.support.debugging import PROMPT, STOP, Debugger
 from tests.support.processes import children, is_alive, wait_until
-from tests.support.runs import run, start
+from tests.support.runs import meeting, run, start
 from tests.support.screen import CTRL_C
 
 QUIT_S = 10.0
@@ -122,9 +121,7 @@ def test_ctrl_c_interrupts_what_was_typed_and_twice_stops_the_job(screen: Debugg
 @pytest.fixture
 def two_launchers() -> tuple[str, ...]:
     """Options of the launchers of two nodes, of one rank each, but for the node's rank."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-    return ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+    return ("--nnodes", "2", "--nproc-per-node", "1", *meeting())
 
 
 def test_a_launcher_per_node_lends_its_own_terminal(screen: Debugger, script, two_launchers, tmp_path: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Running, run, start
+from tests.support.runs import Running, meeting, run, start
 
 HARDWARE = 88
 AGENT = """
@@ -92,9 +91,7 @@ def test_a_single_node_is_not_restarted(job: Job) -> None:
 @pytest.mark.slow
 def test_nodes_with_a_launcher_each_go_on_without_it(job: Job) -> None:
     conf = "last_call_timeout=1,keep_alive_interval=0.5"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    options = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    options = ("--nnodes", "1:2", *meeting())
 
     def node(host: str) -> Running:
         return start(*options, "--rdzv-conf", conf, *job.arguments(1), env={**job.environ, "HOST": host})

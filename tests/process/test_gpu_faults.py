@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support import runs
 from tests.support.fake_nvml import healthy, say
 from tests.support.runs import Finished, Running, start
 
@@ -161,9 +161,7 @@ def test_the_next_attempt_waits_until_memory_is_free(machine: Machine) -> None:
 
 @pytest.fixture
 def meeting() -> tuple[str, ...]:
-    """Options of nodes that meet at an endpoint."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{server.getsockname()[1]}")
+    return runs.meeting()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
+from tests.support.runs import PROGRAMS, Finished, Running, environment, meeting, run, start
 
 SUM = """
 import os, time, torch, torch.distributed as dist
@@ -57,8 +57,7 @@ def node(
     port: int, script: Path, *options: str, program: Sequence[str] = (), env: dict[str, str] | None = None
 ) -> Running:
     """One node's launcher; its folder of logs is its own. ``program`` are arguments of the script."""
-    endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
-    return start(*endpoint, *options, script, *program, env={"OMP_NUM_THREADS": "1", **(env or {})})
+    return start(*meeting(port), *options, script, *program, env={"OMP_NUM_THREADS": "1", **(env or {})})
 
 
 def sums(finished: list[Finished]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from tests.support.fake_nvml import gpu, healthy, say
 from tests.support.processes import wait_until
-from tests.support.runs import Finished, run, start
+from tests.support.runs import Finished, meeting, run, start
 
 WORK = """
 import sys, time
@@ -67,10 +66,8 @@ def test_no_samples_are_written_if_the_user_wants_none(options: tuple[str, ...],
 
 
 def test_every_launcher_of_self_organised_nodes_has_its_own_and_a_page_shows_all(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    options = ("--log-dir", tmp_path, "--nnodes", "2", "--rdzv-id", "job7", "--rdzv-backend", "c10d")
-    words = (*options, "--rdzv-endpoint", f"127.0.0.1:{port}", "--no-python", sys.executable, "-S", "-c", WORK)
+    options = ("--log-dir", tmp_path, "--nnodes", "2", "--rdzv-id", "job7", *meeting())
+    words = (*options, "--no-python", sys.executable, "-S", "-c", WORK)
     both = [start(*words, ENOUGH_S) for _ in range(2)]
     assert [each.finish().returncode for each in both] == [0, 0]
     first, second = sorted(path.parent.parent for path in tmp_path.glob("job7/*/samples/node_0.jsonl"))

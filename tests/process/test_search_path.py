@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import ROOT, run, start
+from tests.support.runs import ROOT, meeting, run, start
 
 CHECK_WARNED = 81
 PLANTED = ("torch", "numpy", "random", "queue", "select", "selectors", "socket", "json", "struct")
@@ -33,9 +32,7 @@ def _imported(folder: Path) -> list[str]:
 
 
 def test_programs_that_are_not_python_import_nothing_from_here(shared: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-    nodes = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--nproc-per-node", "1")
+    nodes = ("--nnodes", "2", "--nproc-per-node", "1", *meeting())
     launchers = [start(*nodes, "--no-python", "true", cwd=shared) for _ in range(2)]
     finished = [launcher.finish() for launcher in launchers]
     assert [one.returncode for one in finished] == [0, 0], finished

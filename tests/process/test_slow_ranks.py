@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Running, environment
+from tests.support.runs import Running, environment, meeting
 
 LAUNCH = """
 import sys
@@ -57,9 +56,7 @@ def test_a_host_of_which_all_ranks_are_late_is_named(tmp_path: Path) -> None:
 def test_the_rank_that_others_wait_for_is_named_by_one_of_two_launchers_that_were_started_by_hand(
     tmp_path: Path,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-    by_hand = ("-v", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job")
+    by_hand = ("-v", *meeting(), "--rdzv-id", "job")
     launchers = [start(tmp_path, *by_hand, steps=300) for _ in range(2)]
     ended = [launcher.finish() for launcher in launchers]
     errs = "".join(done.err for done in ended)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ddplaunch.protocol.control import SOCKET
 from ddplaunch.protocol.environment import RUN_ID
 from ddplaunch.system import procfs
 from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
+from tests.support.runs import PROGRAMS, Finished, Running, environment, meeting, run, start
 
 HANG = PROGRAMS / "hang.py"
 USAGE, NODE_NOT_READY = 2, 82
@@ -125,11 +124,8 @@ def test_of_a_run_whose_launcher_has_ended_nobody_can_be_asked(run_id: str) -> N
 
 
 def test_launchers_that_meet_give_one_page_of_all_nodes(run_id: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--nnodes", "2")
-    arguments = (*meeting, "--rdzv-id", run_id, "--nproc-per-node", "1", "--shutdown-timeout", "1", HANG, "*=loop")
-    nodes = [start(*arguments) for _ in range(2)]
+    options = (*meeting(), "--nnodes", "2", "--rdzv-id", run_id, "--nproc-per-node", "1", "--shutdown-timeout", "1")
+    nodes = [start(*options, HANG, "*=loop") for _ in range(2)]
     for node in nodes:
         node.wait_for("ready")
     lines, path = page_of(run_id)

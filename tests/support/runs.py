@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -190,6 +191,17 @@ def run(
 ) -> Finished:
     """Run ddplaunch to its end."""
     return start(*arguments, env=env, cwd=cwd, **popen).finish(timeout_s)
+
+
+def unused_port() -> int:
+    """A port of this machine at which nobody listened just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def meeting(port: int | None = None) -> tuple[str, ...]:
+    """Options of launchers that are started one per node, and meet on this machine."""
+    return ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port or unused_port()}")
 
 
 def python(
