@@ -10,7 +10,7 @@ import pytest
 from tests.support import fake_nvml
 from tests.support.runs import PROGRAMS, run
 
-USAGE, CHECK_WARNED, NODE_NOT_READY, HARDWARE = 2, 81, 82, 88
+CHECK_WARNED, NODE_NOT_READY, HARDWARE = 81, 82, 88
 
 
 @pytest.mark.torch
@@ -47,31 +47,6 @@ def test_a_script_that_is_not_there_is_found(arguments: tuple[str, ...], message
     assert finished.returncode == NODE_NOT_READY
     assert message in finished.err
     assert "no problems found" not in finished.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--dry-run",), "--check tests real nodes"),
-        (("--dry-run", "--deep"), "--check tests real nodes"),
-        (("--ps",), "--ps cannot be combined with --check"),
-        (("--plan",), "--plan cannot be combined with --check"),
-        (
-            ("--nnodes", "2", "--node-rank", "0", "--master-addr", "h"),
-            "--check: one launcher must start agents on all nodes",
-        ),
-    ],
-)
-def test_what_it_cannot_mean_is_refused(arguments: tuple[str, ...], message: str) -> None:
-    finished = run("--check", *arguments)
-    assert finished.returncode == USAGE
-    assert message in finished.err
-
-
-def test_deep_is_a_part_of_the_check() -> None:
-    finished = run("--deep", "x.py")
-    assert finished.returncode == USAGE
-    assert "--deep: needs --check" in finished.err
 
 
 @pytest.mark.torch

@@ -161,13 +161,7 @@ def test_a_run_that_succeeds_at_once_has_an_id() -> None:
     [
         (("missing.py",), NODE_NOT_READY, "missing.py: no such file on"),
         (("--hosts", "gpu[1-", "x.py"), USAGE, "gpu[1-"),
-        (("--log-dir", "/dev/null", "--no-python", "true"), USAGE, "needs a run folder"),
         (("--log-dir", "/proc/none", "--no-python", "true"), NODE_NOT_READY, "no logs are kept: /proc/none"),
-        (("--nnodes", "2", "--rdzv-endpoint", "h:1", "x.py"), USAGE, "not where each node has a launcher"),
-        (("--debug-on-error", __file__), USAGE, "--detach cannot be combined with --debug-on-error"),
-        (("--plan", "x.py"), USAGE, "--detach cannot be combined with --plan"),
-        (("--check",), USAGE, "--detach cannot be combined with --check"),
-        (("--ps",), USAGE, "--ps cannot be combined with --detach"),
     ],
 )
 def test_what_cannot_be_detached_is_refused_at_once(arguments: tuple[str, ...], code: int, text: str) -> None:
