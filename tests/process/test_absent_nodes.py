@@ -83,8 +83,14 @@ def test_a_node_whose_forkservers_die(absent: int, tmp_path: Path):
 
 @pytest.mark.torch
 def test_a_node_whose_member_dies(tmp_path: Path):
-    running = nodes(tmp_path)
+    # The node that serves waits for the file, or the member might have joined before it is killed.
+    may_join = tmp_path / "may_join"
+    (tmp_path / "waits.py").write_text(
+        f"import os, time\nwhile not os.path.exists({str(may_join)!r}): time.sleep(0.05)\n"
+    )
+    running = nodes(tmp_path, "--preload", "waits", odd=0, env={"PYTHONPATH": str(tmp_path)})
     kill_helper(running[1], "member")
+    may_join.touch()
     assert_both_end(running, 1, NODE_LOST, "member of the rendezvous has ended")
 
 
