@@ -1,7 +1,7 @@
 """Checks what nodes say: a record must not contradict what this launcher knows of the node, or what the user wants.
 
-Runs in the launcher, in the main thread. Records that cannot be decoded do not arrive here: the transport gives up
-their node, as ``lost_nodes`` does one whose record fails a check.
+Runs in the launcher, in the main thread. A node whose record fails a check is lost: ``LostNodes.on_bad_record``. One
+whose record cannot be decoded is lost, too: the transport kills its agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class RecordChecks:
-    """The checks of one run: what a node says about workers is about its own, and it restarts them as it may.
+    """The checks of one run: what a node says of workers is about its own, and not of more restarts than are allowed.
+
+    They decide nothing about restarts: the coordinator does.
 
     A node's own AttemptStarted says which ranks it has; what that may say follows from how many workers the nodes have.
     """
