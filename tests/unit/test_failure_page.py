@@ -135,6 +135,13 @@ PAGES = {
         ended(3, 1, error=RAISED),
         first=ended(3, 1, error=RAISED),
     ),
+    "ranks that lost a peer": page(
+        ended(0, 1, error=PEER_LOST),
+        ended(1, 1, error=RAISED),
+        *(ended(rank, 1, error=PEER_LOST) for rank in (2, 3)),
+        ended(4, 7),
+        first=ended(1, 1, error=RAISED),
+    ),
     "waits in a collective": failure_page.page(
         collectives("rank 2 never joined all_reduce #6", "ranks 0-1 waited\nthere")
     ),

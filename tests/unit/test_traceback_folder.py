@@ -19,12 +19,12 @@ from ddplaunch.protocol.results import StreamName
 class Shown:
     """A folder, and what it has shown: (rank, bytes) and notes."""
 
-    def __init__(self, *, is_plain: bool = False) -> None:
+    def __init__(self, *, is_plain: bool = False, folds_lost_peers: bool = True) -> None:
         self.pieces: list[tuple[int, bytes]] = []
         self.attempts: list[tuple[int, bytes]] = []
         self.notes: list[str] = []
         self.console: Any = SimpleNamespace(is_plain=is_plain, show=self._note, flushes=[])
-        self.folder = TracebackFolder(self.console)
+        self.folder = TracebackFolder(self.console, folds_lost_peers=folds_lost_peers)
         self._output = self.folder.on_output(self._take)
 
     def _note(self, text: str) -> None:
@@ -71,6 +71,33 @@ def test_ctrl_c_interrupts_each_rank_elsewhere_and_is_one_event() -> None:
     assert shown.text(0) == raised("KeyboardInterrupt", line=0)
     assert [shown.text(rank) for rank in range(1, 4)] == [b"", b"", b""]
     assert shown.notes == ["ranks 1-3: the same traceback (KeyboardInterrupt)"]
+
+
+GLOO = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:{}"
+)
+NCCL = """\
+torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or network error
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:"""
+
+
+@pytest.mark.parametrize("exception", [GLOO, NCCL])
+def test_ranks_that_have_lost_a_peer_are_named(exception: str) -> None:
+    shown, verbose = Shown(), Shown(folds_lost_peers=False)
+    for rank in (0, 2, 3):
+        for each in (shown, verbose):
+            each.write(rank, b"before\n" + raised(exception.format(rank)) + b"after\n")
+    assert {shown.text(rank) for rank in (0, 2, 3)} == {b"before\nafter\n"}
+    assert shown.notes == ["ranks 0, 2-3 lost a peer; tracebacks are in the logs, and shown with -v"]
+    assert verbose.text(0) == b"before\n" + raised(exception.format(0)) + b"after\n"
+
+
+def test_a_script_that_cannot_reach_a_server_has_lost_no_peer() -> None:
+    text = raised("ConnectionRefusedError: [Errno 111] Connection refused")
+    shown = Shown()
+    shown.write(0, text)
+    assert shown.text(0) == text
 
 
 def test_other_tracebacks_are_all_shown() -> None:

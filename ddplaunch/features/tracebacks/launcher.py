@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol.first_failure import is_peer_loss
 from ddplaunch.text import quote, ranks
 
 if TYPE_CHECKING:
@@ -30,22 +31,33 @@ _MAX_HELD_BYTES = 1 << 18
 _RANK = rb"(?:\[rank\d+\]: )?"  # Of torch's excepthook.
 _TITLE = rb"Traceback \(most recent call last\):\n"
 _BEGIN = re.compile(rb"^" + _RANK + _TITLE, re.MULTILINE)
-_WHOLE = re.compile(_RANK + _TITLE + rb"(?:" + _RANK + rb"(?:[ \t].*)?\n)*" + _RANK + rb"\S.*\n")
+_MORE_OF_NCCL = rb"(?:" + _RANK + rb"(?:nccl\w+Error: .*|Last error:)\n)*"
+_WHOLE = re.compile(
+    _RANK + _TITLE + rb"(?:" + _RANK + rb"(?:[ \t].*)?\n)*" + _RANK + rb"(?P<exception>\S.*\n)" + _MORE_OF_NCCL
+)
 _PREFIX = re.compile(rb"^" + _RANK, re.MULTILINE)
+
+_LOST_PEER = re.compile(rb"\.cc:\d+\] |torch\.distributed\.Dist\w+Error")
+"""In the exceptions of gloo, NCCL and the store, and not in those of a script that has lost another server."""
 
 _Key = tuple[int, bytes]
 
 
 class TracebackFolder(Watch):
-    """Shows output without tracebacks that another rank has just shown, and names these ranks."""
+    """Shows output without tracebacks that another rank has just shown, and names these ranks.
 
-    def __init__(self, console: Console) -> None:
+    With ``folds_lost_peers`` also without those of ranks that have lost a peer.
+    """
+
+    def __init__(self, console: Console, *, folds_lost_peers: bool) -> None:
         self._console = console
+        self._folds_lost_peers = folds_lost_peers
         self._lock = threading.Lock()
         self._held: dict[tuple[int, int], tuple[Output, bytes]] = {}
         """By attempt and rank: the rank of the next attempt may be on another node."""
         self._shown: dict[_Key, tuple[int, float]] = {}
         self._folded: dict[_Key, list[int]] = {}
+        self._lost_peers: set[int] = set()
         self._is_timed = False
 
     def on_output(self, write: WriteOutput) -> WriteOutput:
@@ -68,7 +80,7 @@ class TracebackFolder(Watch):
                 header, held = self._held.pop((header.attempt, header.rank))
                 data = held + data
             self._pass_on(header, data)
-            if (self._held or self._folded) and not self._is_timed:
+            if (self._held or self._folded or self._lost_peers) and not self._is_timed:
                 self._start_timer()
 
     def _start_timer(self) -> None:
@@ -92,7 +104,11 @@ class TracebackFolder(Watch):
         for (_, text), folded in self._folded.items():
             exception = text.rstrip().rpartition(b"\n")[2].decode("utf-8", "replace")
             self._console.show(f"ddplaunch: {ranks(folded)}: the same traceback ({quote(exception)})")
+        if self._lost_peers:
+            line = f"{ranks(self._lost_peers)} lost a peer; tracebacks are in the logs, and shown with -v"
+            self._console.show(f"ddplaunch: {line}")
         self._held, self._folded = {}, {}
+        self._lost_peers.clear()
 
     def _pass_on(self, header: Output, data: bytes) -> None:
         while begin := _BEGIN.search(data):
@@ -102,7 +118,7 @@ class TracebackFolder(Watch):
                 self._held[header.attempt, header.rank] = header, data[begin.start() :]
                 return
             end = whole.end() if whole else len(data)
-            is_folded = whole is not None and self._is_folded(header, whole[0])
+            is_folded = whole is not None and self._is_folded(header, whole)
             header = self._show_part(header, data[: begin.start() if is_folded else end])
             data = data[end:]
         if data or header.lost_lines:
@@ -115,9 +131,12 @@ class TracebackFolder(Watch):
             return replace(header, lost_lines=0, goes_on=False)
         return header
 
-    def _is_folded(self, header: Output, traceback: bytes) -> bool:
-        """Whether another rank has just shown this traceback; then its ranks are noted."""
-        key, now = (header.attempt, _identity(traceback)), time.monotonic()
+    def _is_folded(self, header: Output, traceback: re.Match[bytes]) -> bool:
+        """Whether another rank has just shown this traceback, or it is not to be shown; then its ranks are noted."""
+        if self._folds_lost_peers and _is_lost_peer(traceback["exception"]):
+            self._lost_peers.add(header.rank)
+            return True
+        key, now = (header.attempt, _identity(traceback[0])), time.monotonic()
         rank, shown_s = self._shown.get(key, (header.rank, 0.0))
         if rank != header.rank and now < shown_s + _ONE_EVENT_S:
             self._folded.setdefault(key, []).append(header.rank)
@@ -133,6 +152,11 @@ def _identity(traceback: bytes) -> bytes:
     return b"KeyboardInterrupt\n" if text.endswith(b"\nKeyboardInterrupt\n") else text
 
 
+def _is_lost_peer(exception: bytes) -> bool:
+    return bool(_LOST_PEER.search(exception)) and is_peer_loss(exception.decode("utf-8", "replace"))
+
+
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (TracebackFolder(run.messages.console),)
+    output = run.config.output
+    return (TracebackFolder(run.messages.console, folds_lost_peers=output.keeps_files and output.verbosity < 1),)

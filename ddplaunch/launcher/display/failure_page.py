@@ -182,8 +182,10 @@ def _cut(line: str) -> str:
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
-    groups = list(grouped((_kind(exit_), exit_) for exit_ in failed).values())
-    lines = [f"then:     {_group_line(group, first)}" for group in groups[:8]]
+    lost = [exit_.rank for exit_ in failed if _is_victim(exit_, first)]
+    lines = [f"then:     {ranks(lost)} lost a peer, as a consequence"] if lost else []
+    groups = list(grouped((_kind(exit_), exit_) for exit_ in failed if exit_.rank not in lost).values())
+    lines += [f"then:     {_group_line(group, first)}" for group in groups[:8]]
     if len(groups) > 8:
         more = [exit_.rank for group in groups[8:] for exit_ in group]
         lines.append(f"then:     {len(more)} more ranks: {ranks(more)}")
@@ -191,6 +193,11 @@ def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     if stopped:
         lines.append(f"stopped:  {ranks(stopped)} (by ddplaunch, because of the failure)")
     return lines
+
+
+def _is_victim(exit_: WorkerExit, first: WorkerExit | None) -> bool:
+    """Whether it failed for lack of a peer, such as ``first``, which has another reason."""
+    return first_failure.is_consequence(exit_) and not (first and first_failure.is_consequence(first))
 
 
 def _kind(exit_: WorkerExit) -> str:
