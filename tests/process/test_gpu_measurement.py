@@ -1,4 +1,7 @@
-"""The GPUs of a node are measured; one that fails or blocks does not hide the others. On simulated GPUs."""
+"""The GPUs of a node are measured; one that fails or blocks does not hide the others. On simulated GPUs.
+
+Where there is none, --check says so: tests/process/test_check.py.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from tests.support.runs import PROGRAMS, run
 pytestmark = pytest.mark.torch
 
 
-def measured(*arguments: str, options: tuple[str, ...] = ("--dry-run", "--gpus", "0,1,2")) -> NodeGpuRates:
-    finished = run(*options, "--nproc-per-node", "1", PROGRAMS / "measure_gpus.py", *arguments)
+def measured(how: str) -> NodeGpuRates:
+    finished = run("--dry-run", "--gpus", "0,1,2", "--nproc-per-node", "1", PROGRAMS / "measure_gpus.py", how)
     assert finished.returncode == 0, finished.err
     (line,) = (line for line in finished.out.splitlines() if "check-gpus: " in line)
     record: NodeGpuRates = wire.decode(line.partition("check-gpus: ")[2].encode(), (NodeGpuRates,))
@@ -34,9 +37,3 @@ def test_a_gpu_that_blocks_is_named() -> None:
     found = measured("blocks")
     assert [gpu.matmul_flops > 0 for gpu in found.gpus] == [True, False, True]
     assert found.gpus[1].problem == "it has not ended a measurement in 120 s"
-
-
-def test_without_a_gpu_the_reason_is_told() -> None:
-    found = measured(options=())
-    assert found.gpus == ()
-    assert "finds no GPU that it can use" in found.missing

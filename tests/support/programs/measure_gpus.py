@@ -22,6 +22,5 @@ def multiply_badly(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return multiply(left, right)
 
 
-if sys.argv[1:]:
-    torch.mm = multiply_badly
+torch.mm = multiply_badly
 gpu_check.main()
