@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch import text
 from ddplaunch.agent import this_node
 from ddplaunch.features.check import page
 from ddplaunch.features.check.node_check import gpu_users
@@ -111,12 +110,6 @@ def told(checked: list[CheckedNode]) -> str:
 
 def test_the_page() -> None:
     golden.check("check", {name: told(checked) for name, checked in CASES.items()})
-
-
-def test_sizes_have_a_unit() -> None:
-    assert [text.size(size) for size in (0, 999, 1 << 10, 5 << 20, 12 << 30)] == [
-        *("0 B", "999 B", "1.0 kB", "5.0 MB", "12 GB")
-    ]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 17])

@@ -118,35 +118,25 @@ def test_a_second_signal_ends_the_wait_for_a_stuck_terminal(stuck_pipe: tuple[in
 
 
 def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
-    tmp_path: Path, small_files: Callable[[int], None]
+    screens: Screens, small_files: Callable[[int], None]
 ) -> None:
-    screen, errors = tmp_path / "screen", tmp_path / "errors"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    shown = Console(style(), os.open(screen, flags), os.open(errors, flags))
-    shown.logs = "logs in /a"
+    screens.console.logs = "logs in /a"
     small_files(200)
     for _ in range(3):
-        shown.output(out(0), b"x" * 300 + b"\n")
-        assert shown._stdout.wait(STALL_S)
+        screens.output(out(0), b"x" * 300 + b"\n")
+        assert screens.console._stdout.wait(STALL_S)
     small_files(resource.RLIM_INFINITY)
-    shown.output(out(0), b"there is room again\n")
-    shown.drain(lambda: False, STALL_S)
-    end = b"... 3 lines not shown, see /logs/0/stdout.log\n[node1:0] there is room again\n"
-    assert screen.read_bytes().endswith(end)
-    assert errors.read_bytes() == b"ddplaunch: stdout cannot be written (File too large); the job goes on, logs in /a\n"
+    shown = screens.shown((out(0), b"there is room again\n"))
+    assert shown.endswith(b"... 3 lines not shown, see /logs/0/stdout.log\n[node1:0] there is room again\n")
+    assert screens.errors() == b"ddplaunch: stdout cannot be written (File too large); the job goes on, logs in /a\n"
 
 
 def test_lines_that_a_full_disk_lost_last_are_counted_on_stderr(
-    tmp_path: Path, small_files: Callable[[int], None]
+    screens: Screens, small_files: Callable[[int], None]
 ) -> None:
-    screen, errors = tmp_path / "screen", tmp_path / "errors"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    shown = Console(style(), os.open(screen, flags), os.open(errors, flags))
     small_files(200)
-    for _ in range(2):
-        shown.output(out(0), b"x" * 300 + b"\n" + b"y\n")
-    shown.drain(lambda: False, STALL_S)
-    assert errors.read_bytes().splitlines()[-1] == b"... 4 lines not shown, see /logs/0/stdout.log"
+    screens.shown(*[(out(0), b"x" * 300 + b"\n" + b"y\n")] * 2)
+    assert screens.errors().splitlines()[-1] == b"... 4 lines not shown, see /logs/0/stdout.log"
 
 
 def test_a_descriptor_that_was_never_open_is_passed_over(tmp_path: Path) -> None:

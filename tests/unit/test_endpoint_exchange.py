@@ -13,6 +13,7 @@ from ddplaunch.cluster.scheduler_info import candidate_ports
 from ddplaunch.features.other_schedulers import endpoint_exchange
 from ddplaunch.features.other_schedulers.endpoint_exchange import exchange
 from ddplaunch.features.other_schedulers.readers import open_mpi
+from tests.support import golden
 
 ANSWERS = (
     "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
@@ -50,14 +51,7 @@ def ask(
 def test_rank_0_tells_its_addresses():
     result, asked = ask(ANSWERS)
     assert result == ("kvs_7", ("10.0.0.1", "fd00::1"))
-    assert asked == [
-        "cmd=init pmi_version=1 pmi_subversion=1",
-        "cmd=get_my_kvsname",
-        "cmd=put kvsname=kvs_7 key=ddplaunch value=10.0.0.1,fd00::1",
-        "cmd=barrier_in",
-        "cmd=get kvsname=kvs_7 key=ddplaunch",
-        "cmd=finalize",
-    ]
+    golden.check("asked_process_manager", {"by rank 0": "\n".join(asked)})
 
 
 def test_the_other_ranks_only_ask():

@@ -19,6 +19,7 @@ from ddplaunch.text import (
     quote,
     ranks,
     seconds,
+    size,
     table,
 )
 from tests.support import golden
@@ -33,6 +34,7 @@ WORDS: dict[str, Callable[[str], object]] = {
     "seconds": seconds,
     "duration": lambda text: duration(float(text)),
     "elapsed": lambda text: elapsed(float(text)),
+    "size": lambda text: size(int(text)),
     "plural": lambda text: plural(int(text), "node"),
     "fold_ints": lambda text: fold_ints(map(int, text.split())),
     "ranks": lambda text: ranks(map(int, text.split())),
