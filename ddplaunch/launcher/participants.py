@@ -364,7 +364,6 @@ class Participants:
             return
         serves = self.server == node.index
         which = "the rendezvous" if serves else f"the rendezvous on {self.nodes.all[self.server or 0].host}"
-        self._show(f"{node.host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
         self.server = None
         self._lost_by.append(node.index)
         if self._tries >= _MAX_TRIES:
@@ -374,4 +373,5 @@ class Participants:
                 "--local-addr and --interface select the network.",
                 RENDEZVOUS,
             )
+        self._show(f"{node.host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
         self.on_changed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tests.support.processes import children, command_line, wait_until
 from tests.support.runs import PROGRAMS, Running, start
 
-NODE_LOST = 84
+RENDEZVOUS, NODE_LOST = 83, 84
 ROUNDS = PROGRAMS / "rounds.py"
 
 
@@ -77,6 +78,25 @@ def test_a_rendezvous_process_that_is_killed_is_replaced(job: Job) -> None:
     job.running.wait_for(r"rank \d of 2 in round 1", 2)
     job.end()
     assert job.running.finish().returncode == 0
+
+
+def test_a_rendezvous_that_is_lost_again_and_again_ends_the_run(job: Job) -> None:
+    """Whatever kills its processes, the nodes do not start new ones for ever."""
+    job.start("--nnodes", "2")
+    wait_until(lambda: len(job.agents()) == 2)
+    agents = job.agents()
+
+    def kills_members_until_the_end() -> bool:
+        for pid in [pid for agent in agents for pid in children(agent) if "member" in command_line(pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return job.running.process.poll() is not None
+
+    wait_until(kills_members_until_the_end, 60.0)
+    finished = job.running.finish()
+    assert finished.returncode == RENDEZVOUS, finished.err
+    assert finished.err.count("the nodes start a new one") == 4
+    assert re.search(r"error: node\d cannot join the rendezvous", finished.err)
 
 
 TIDIES_UP = """
