@@ -21,7 +21,7 @@ from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.protocol.rendezvous import RendezvousNotFound
-from ddplaunch.rendezvous.plain_store import ask_whether_it_comes
+from ddplaunch.rendezvous.plain_store import ServerCannotJoin, ask_whether_it_comes
 from ddplaunch.rendezvous.store import Signer, beat_key, key_prefix, lost_key, open_key, open_store
 from ddplaunch.system import linux
 from ddplaunch.text import is_run_id, quote
@@ -89,14 +89,13 @@ class _Search:
         self._spec, self._settings, self._open_key = spec, spec.rendezvous, open_key(spec)
         self._ports = (self._settings.port, *self._settings.other_ports)
         self._resolved: dict[str, list[_AddressInfo]] = {}
-        self._found: Mailbox[_Found] = Mailbox()
+        self._found: Mailbox[_Found | ServerCannotJoin] = Mailbox()
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
         self._answers: dict[int, bool] = {}
         """By port: whether the process still is there that has once accepted a connection. The node that serves does so
         while it still imports torch."""
         self._gone_at = NEVER
-        self._ask_at = 0.0
 
     def find_store(self, report: Callable[[RendezvousNotFound], None]) -> _Found:
         # One thread per port: torch blocks for ever on a port where another kind of server listens.
@@ -107,26 +106,32 @@ class _Search:
             found = self._found.get(began + min(_REPORT_AFTER_S, self._limit_s / 2))
             if found is None:
                 report(RendezvousNotFound(self._reason, self._limit_s))
+                if not self._spec.one_launcher_leads:  # That launcher knows of it.
+                    in_thread("absence", self._ask_whether_it_comes)
             while found is None and (now := time.monotonic()) < (ends_at := min(began + self._limit_s, self._gone_at)):
-                self._ask_whether_it_comes()
                 found = self._found.get(min(ends_at, now + _LAST_PAUSE_S))
             if found is None and now >= self._gone_at:
                 raise RuntimeError(f"{self._reason}; the process that had answered there has ended")
             if found is None:
                 raise RuntimeError(f"{self._reason}, after {self._limit_s:g} s")
+            if isinstance(found, ServerCannotJoin):
+                raise found
             return found
         finally:
             self._is_over.set()
 
     def _ask_whether_it_comes(self) -> None:
-        """Raises ServerCannotJoin: the node that serves the rendezvous says that it does not come."""
-        if self._spec.one_launcher_leads or time.monotonic() < self._ask_at:  # That launcher knows of it.
-            return
-        for port in [port for port, answers in list(self._answers.items()) if answers]:
-            for address in self._settings.server_addresses:
-                ask_whether_it_comes(self._spec, address, port)
+        """In a thread: post a ServerCannotJoin if the node that serves the rendezvous says that it does not come."""
         pause_s = min(_LAST_ASK_S, max(_LAST_PAUSE_S, self._settings.min_nodes / _NODES_PER_S))
-        self._ask_at = time.monotonic() + pause_s
+        while not self._is_over.is_set():
+            ports = [port for port, answers in list(self._answers.items()) if answers]
+            try:
+                for address, port in itertools.product(self._settings.server_addresses, ports):
+                    ask_whether_it_comes(self._spec, address, port)
+            except ServerCannotJoin as answer:
+                self._found.post(answer)
+                return
+            self._is_over.wait(pause_s)
 
     @property
     def _limit_s(self) -> float:

@@ -54,6 +54,29 @@ def test_at_an_endpoint_that_the_user_gave_it_is():
         entered(BY_HAND, store_with("ddplaunch/job8/open"))
 
 
+def test_a_store_that_is_found_while_its_host_is_asked_ends_the_search(monkeypatch: pytest.MonkeyPatch):
+    search, is_asking, may_end = connect._Search(BY_HAND), threading.Event(), threading.Event()
+    found = (store_with(), "10.0.0.1", 1)
+
+    def ask(*_: object) -> None:
+        is_asking.set()
+        may_end.wait(10.0)
+
+    def search_port(port: int) -> None:
+        search._note_answer(port, answers=True, is_refused=False)
+        is_asking.wait(10.0)
+        search._found.post(found)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(connect, "ask_whether_it_comes", ask)
+    monkeypatch.setattr(connect, "_REPORT_AFTER_S", 0.01)
+    monkeypatch.setattr(search, "_search_port", search_port)
+    reported: list[RendezvousNotFound] = []
+    assert search.find_store(reported.append) == found
+    assert not may_end.is_set()
+    may_end.set()
+    assert len(reported) == 1
+
+
 @pytest.mark.parametrize("spec", [BY_LAUNCHER, BY_HAND])
 def test_a_rendezvous_that_is_opened_at_the_last_moment_is_joined(spec: MemberSpec):
     assert not entered(spec, store_with("ddplaunch/job7/open")).has_secret
