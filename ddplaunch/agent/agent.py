@@ -30,7 +30,7 @@ from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, For
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.errors import NODE_LOST, LaunchError
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol import first_failure, start_method
+from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
@@ -42,7 +42,7 @@ from ddplaunch.protocol.launcher_agent import (
     StopWorkers,
 )
 from ddplaunch.protocol.results import AttemptResult, Round
-from ddplaunch.protocol.specs import AgentSpec, ProcessSpec, ProcessStarted
+from ddplaunch.protocol.specs import AgentSpec, ProcessSpec, ProcessStarted, choose_start
 from ddplaunch.system import limits, processes
 from ddplaunch.system.files import script_file
 from ddplaunch.system.signals import SignalReceived
@@ -73,7 +73,7 @@ class Agent(NodeServices):
         self.outbox, self._mailbox, self.post = outbox, mailbox, mailbox.post
         # First: a driver that does not answer delays both this and the placement, at the same time.
         self.begun = parts.begin(spec, mailbox.post)
-        plan = start_method.choose(spec, os.environ, script_file.is_plain)
+        plan = choose_start(spec, os.environ, script_file.is_plain)
         self.placement = start_plan.place_workers(spec, os.environ)
         open_files = limits.raise_limit_for_workers(spec.host, self.placement.local_world_size)
         env = self.placement.shared_environ

@@ -1,16 +1,20 @@
 """Settings of an agent (AgentSpec) and of the processes that its forkserver starts, with the forkserver's answers.
 
-The first group is sent by the launcher, the others are exchanged by agent and forkserver. No behaviour belongs here.
+The first group is sent by the launcher, the others are exchanged by agent and forkserver. The only rule here is
+how workers are started, ``choose_start``.
 """
 
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.config import AgentConfig, Entry, WorkerConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Descriptor, Pid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,43 @@ class AgentSpec(AgentConfig):
     def has_peers(self) -> bool:
         """As in LaunchConfig."""
         return self.one_launcher_leads or self.each_node_has_launcher
+
+
+# How workers are started: the agent starts them so, and --plan shows it.
+
+_PROFILERS = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """How workers are started.
+
+    Attributes:
+        bootstrap: an exec'd interpreter runs ``worker.bootstrap`` first, which records exceptions.
+        reason: why workers are exec'd without --start-method spawn; empty otherwise.
+    """
+
+    how: Literal["script", "module", "function", "exec"]
+    bootstrap: bool = True
+    reason: str = ""
+
+
+def choose_start(spec: AgentSpec, env: Mapping[str, str], is_plain_script: Callable[[str], bool]) -> StartPlan:
+    """Fork where possible; otherwise exec, with the reason. ``env`` is the environment of the agent."""
+    entry, path = spec.program.entry, spec.program.path
+    if entry == "program":
+        return StartPlan("exec", bootstrap=False)
+    if not spec.same_python:
+        reason = f"{spec.program.python} is not the interpreter that runs ddplaunch"
+        return StartPlan("exec", bootstrap=False, reason=reason)
+    if entry == "script" and not spec.program.text and not is_plain_script(path):
+        return StartPlan("exec", bootstrap=False, reason=f"{path} is not a plain script")
+    if spec.workers.start_method == "spawn":
+        return StartPlan("exec")
+    injected = [name for name in _PROFILERS if env.get(name)]
+    if injected:
+        return StartPlan("exec", reason=f"{injected[0]} is set: the profiler must load at process start")
+    return StartPlan(entry)
 
 
 # Agent to forkserver.

@@ -20,7 +20,7 @@ from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, WorkerA
 from ddplaunch.features.health.node_history import NodeEvent
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
-from ddplaunch.protocol import control, rendezvous, results, script_request, start_method, wire
+from ddplaunch.protocol import control, rendezvous, results, script_request, specs, wire
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
@@ -48,7 +48,7 @@ NOT_RECEIVED = {
     results.RunResult,
     results.FunctionResult,
     script_request.Request,
-    start_method.StartPlan,
+    specs.StartPlan,
 }
 """Dataclasses of ``protocol`` that no process decodes: this process makes them."""
 

@@ -32,8 +32,8 @@ from ddplaunch.protocol.specs import (
     ImportFailed,
     ProcessSpec,
     ProcessStarted,
+    StartPlan,
 )
-from ddplaunch.protocol.start_method import StartPlan
 from ddplaunch.system import cgroup, processes
 from ddplaunch.system.processes import ForkedChild
 from ddplaunch.text import quote

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.protocol.results import Round
-    from ddplaunch.protocol.specs import AgentSpec, ImportFailed, Program
-    from ddplaunch.protocol.start_method import StartPlan
+    from ddplaunch.protocol.specs import AgentSpec, ImportFailed, Program, StartPlan
 
 EXEC_WORKER = str(Path(PACKAGE_ROOT, "ddplaunch", "worker", "exec_worker.py"))
 """Started by its path: the agent must not import the worker package. A test checks that the file exists."""

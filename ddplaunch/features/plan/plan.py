@@ -22,7 +22,8 @@ from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
 from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.warnings import warnings
 from ddplaunch.launcher import setup
-from ddplaunch.protocol import env_forwarding, start_method
+from ddplaunch.protocol import env_forwarding
+from ddplaunch.protocol.specs import choose_start
 from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
 from ddplaunch.transport import remote_start, transports
@@ -178,7 +179,7 @@ def _how(config: LaunchConfig, spec: AgentSpec) -> Literal["forked", "executed"]
         path = os.path.join(config.chdir or "", path)
         return not os.path.exists(path) or script_file.is_plain(path)
 
-    chosen = start_method.choose(spec, inherited_environ(config), is_plain)
+    chosen = choose_start(spec, inherited_environ(config), is_plain)
     return "executed" if chosen.how == "exec" else "forked"
 
 
