@@ -255,7 +255,7 @@ class Output(wire.Chunk):
     lost_lines: Size = 0
     attempt: Count = 0
     goes_on: bool = False
-    runs: tuple[Count, ...] = ()
+    runs: Annotated[tuple[Count, ...], at_most(1 << 16)] = ()
 
 
 class Report(wire.Nested):
