@@ -72,6 +72,9 @@ and the nodes that serve do not: it is lost (``participants._MAX_LOST_BY_ONE``).
     with 83 between two attempts (``RendezvousClient.unreachable_error``), when the nodes cannot meet again.
 
 **A node fails before it has joined** the others: it tells them itself (``agent/rendezvous/cannot_join.py``).
+One that is killed cannot. If it should have served, and no other had reached its endpoint, it looks like one that has
+not started yet: the others wait for ``RendezvousConfig.search_timeout_s``. Once the endpoint has answered, they wait
+for 10 s after the process there has gone (``connect._GONE_S``).
 """
 
 from __future__ import annotations
