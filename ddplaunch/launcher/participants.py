@@ -2,8 +2,8 @@
 
 Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable``), for nodes that are
 lost (``lost_nodes``), that must not be used again, and that should not. One rendezvous follows the other: when the node
-that serves it is lost, another node serves the next one. Where each node has a launcher, no launcher assigns the
-rendezvous, and the coordinator decides which nodes leave.
+that serves it is lost, another node serves the next one. Where each node has a launcher, the nodes meet
+by themselves, and the coordinator decides which of them leave.
 """
 
 from __future__ import annotations

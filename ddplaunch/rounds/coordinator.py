@@ -72,7 +72,7 @@ class Coordinator:
     Attributes:
         server: index of the node that serves the rendezvous, on which this process runs.
         restarts: those of the whole run; this counts them.
-        assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
+        assigned: node indices in rank order, where one launcher leads all nodes; empty where each node has a launcher.
         attempt: number of the current round.
         departing: assigned nodes that leave if another round follows the current one. No round is formed with them: the
             launcher first assigns others, or says that they stay.

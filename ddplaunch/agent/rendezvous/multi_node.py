@@ -1,7 +1,7 @@
 """Rendezvous of several nodes: joins, waits for rounds, reports failures, and waits for the verdict of all nodes.
 
 Runs in the agent, main thread only. The node's member of the rendezvous is another process, to which a
-``RendezvousClient`` speaks. A launcher that assigns the rendezvous replaces a lost rendezvous by another.
+``RendezvousClient`` speaks. A launcher that leads all nodes replaces a lost rendezvous by another.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class NameServersPart(Part):
         return _IMPATIENT
 
     def _notice(self, address: str, node_rank: int) -> Notice:
-        """What is slow, and the line that avoids it. If one launcher has all nodes, that of the first is enough."""
+        """What is slow, and the line that avoids it. If one launcher leads all nodes, that of the first is enough."""
         spec = self._node.spec
         name = "localhost" if network.is_loopback(address) else "NAME" if node_rank else spec.host
         text = (
