@@ -219,7 +219,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
 
 @pytest.fixture
 def screen() -> Iterator[Debugger]:
-    """A terminal on which somebody debugs."""
+    """A terminal for a run, on which somebody may also debug."""
     screen = Debugger()
     yield screen
     screen.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.runs import unused_port
-from tests.support.screen import Screen
 
 
 @pytest.fixture
@@ -18,14 +17,6 @@ def go(tmp_path: Path) -> Iterator[Path]:
     file = tmp_path / "go"
     yield file
     file.touch()
-
-
-@pytest.fixture
-def screen() -> Iterator[Screen]:
-    """A terminal for a run."""
-    screen = Screen()
-    yield screen
-    screen.close()
 
 
 @pytest.fixture
