@@ -33,13 +33,15 @@ def version_line() -> str:
     """Versions for a bug report, read without importing torch."""
     from importlib import metadata
 
-    from ddplaunch.version import __version__
+    from ddplaunch.version import __version__, commit
 
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch = "not installed"
-    return f"ddplaunch {__version__} (torch {torch}, Python {'.'.join(map(str, sys.version_info[:3]))})"
+    python = ".".join(map(str, sys.version_info[:3]))
+    checkout = f"commit {found}, " if (found := commit()) else ""
+    return f"ddplaunch {__version__} ({checkout}torch {torch}, Python {python})"
 
 
 def _short_help(ctx: Any) -> object:

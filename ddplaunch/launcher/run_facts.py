@@ -21,7 +21,7 @@ from ddplaunch.protocol.results import NodeOfRun, Versions
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import RUN, RunFacts
 from ddplaunch.text import iso_time
-from ddplaunch.version import __version__
+from ddplaunch.version import __version__, commit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node
+    from ddplaunch.protocol.launcher_agent import NodeDetails
     from ddplaunch.protocol.results import RunResult
 
 SCHEMA = 1
@@ -91,9 +92,14 @@ def completed(result: RunResult, facts: RunFacts, nodes: Sequence[Node]) -> RunR
         cwd=facts.cwd,
         start=facts.start,
         end=iso_time(time.time()),
-        versions=Versions(__version__, details.python, details.torch) if details else Versions(__version__),
+        versions=_versions(details),
         hosts=tuple(_node_of_run(node) for node in nodes if node.workers),
     )
+
+
+def _versions(first: NodeDetails | None) -> Versions:
+    known = Versions(__version__, commit=commit())
+    return replace(known, python=first.python, torch=first.torch) if first else known
 
 
 def _node_of_run(node: Node) -> NodeOfRun:

@@ -271,11 +271,13 @@ class Versions:
     Attributes:
         python: version of the interpreter that runs the workers, on the first node.
         torch: version of torch in that interpreter.
+        commit: the first 7 digits of the commit, where ddplaunch runs from a checkout.
     """
 
     ddplaunch: str
     python: str = ""
     torch: str = ""
+    commit: str = ""
 
 
 @dataclass(frozen=True)

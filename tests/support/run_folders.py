@@ -118,7 +118,7 @@ def _report(hosts: list[str], lost: float, end: float, outcome: Outcome, message
         failure,
         start=iso_time(START),
         end=iso_time(end),
-        versions=Versions("0.1.0", "3.12.3", "2.9.0"),
+        versions=Versions("0.2.0", "3.12.3", "2.9.0", "5f0c2ab"),
         hosts=tuple(NodeOfRun(host, 8, 96, ("NVIDIA H100 80GB HBM3",) * 8) for host in hosts),
         collectives=(late, RankLateness(5, hosts[0], 9000, 800, 40, 0.002, 0.01, 0.002)),
         health=(hot,),

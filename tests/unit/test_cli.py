@@ -256,7 +256,9 @@ def test_help_fits_80_columns_and_shows_every_option(argv: list[str], capsys: py
 
 def test_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
-    assert re.fullmatch(r"ddplaunch \S+ \(torch \S+, Python 3\.\d+\.\d+\)\n", capsys.readouterr().out)
+    assert re.fullmatch(
+        r"ddplaunch \S+ \((commit [0-9a-f]{7}, )?torch \S+, Python 3\.\d+\.\d+\)\n", capsys.readouterr().out
+    )
 
 
 def test_an_error_of_ours_is_told_with_its_exit_code(

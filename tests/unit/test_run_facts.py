@@ -18,7 +18,7 @@ from ddplaunch.launcher.nodes import Node
 from ddplaunch.protocol.launcher_agent import NodeDetails
 from ddplaunch.protocol.results import NodeOfRun, RunResult, Versions
 from ddplaunch.system.files.run_folder import RunFacts
-from ddplaunch.version import __version__
+from ddplaunch.version import __version__, commit
 from tests.support import golden
 from tests.support.fake_agents import FakeHandle
 
@@ -95,11 +95,11 @@ def test_the_report_names_the_nodes_that_were_ready() -> None:
     started = facts()
     result = run_facts.completed(RunResult("job7", 0, "succeeded", 1.0), started, nodes)
     assert result.hosts == (NodeOfRun("gpu0", 8), NodeOfRun("gpu2", 4, 64, ("NVIDIA H100",) * 4))
-    assert result.versions == Versions(__version__, "3.11.7", "2.13.0")
+    assert result.versions == Versions(__version__, "3.11.7", "2.13.0", commit())
     assert (result.command, result.cwd, result.start) == (started.command, started.cwd, started.start)
     assert result.end >= result.start
 
 
 def test_without_a_node_only_our_own_version_is_known() -> None:
     result = run_facts.completed(RunResult("job7", 82, "failed", 1.0), facts(), [])
-    assert (result.versions, result.hosts) == (Versions(__version__), ())
+    assert (result.versions, result.hosts) == (Versions(__version__, commit=commit()), ())

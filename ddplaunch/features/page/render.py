@@ -334,7 +334,7 @@ def _run_environment(files: RunFiles) -> list[tuple[str, str]]:
     versions = (report and report.versions) or Versions("")
     job = report and report.slurm_job
     facts = [
-        ("ddplaunch", versions.ddplaunch),
+        ("ddplaunch", f"{versions.ddplaunch} (commit {versions.commit})" if versions.commit else versions.ddplaunch),
         ("Python", versions.python),
         ("torch", versions.torch),
         ("launcher's host", started.host),

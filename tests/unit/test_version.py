@@ -1,0 +1,83 @@
+"""The version has one place; the commit is read from git's files as git reads them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddplaunch import version
+
+
+def git(*words: str, at: Path) -> str:
+    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@localhost", "-c", "init.defaultBranch=main")
+    command = ("git", "-C", str(at), *identity, *words)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    git("init", at=folder)
+    git("commit", "--allow-empty", "--message", "first", at=folder)
+    git("checkout", "-b", "topic/new", at=folder)
+    git("commit", "--allow-empty", "--message", "second", at=folder)
+    return folder
+
+
+def commit_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a package in ``folder`` says of itself."""
+    monkeypatch.setattr(version, "__file__", str(folder / "ddplaunch" / "version.py"))
+    return version.commit()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (),
+        (("pack-refs", "--all"),),
+        (("pack-refs", "--all"), ("commit", "--allow-empty", "--message", "third")),
+        (("checkout", "main"),),
+        (("checkout", "--detach", "main"),),
+    ],
+)
+def test_a_checkout_says_its_commit(
+    checkout: Path, changes: tuple[tuple[str, ...], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in changes:
+        git(*words, at=checkout)
+    assert commit_of(checkout, monkeypatch) == git("rev-parse", "HEAD", at=checkout)[:7]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_so_does_a_linked_worktree(checkout: Path, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked = checkout.parent / "linked"
+    git("worktree", "add", "-b", "other", str(linked), "main", at=checkout)
+    git("commit", "--allow-empty", "--message", "of the worktree", at=linked)
+    if packed:
+        git("pack-refs", "--all", at=checkout)
+    assert commit_of(linked, monkeypatch) == git("rev-parse", "HEAD", at=linked)[:7]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {".git": "gitdir: elsewhere"},
+        {".git/HEAD": ""},
+        {".git/HEAD": "ref: refs/heads/main"},
+        {".git/HEAD": "ref: refs/heads/main", ".git/packed-refs": "# pack-refs\n"},
+        {".git/HEAD": "ref: refs/heads/main", ".git/refs/heads/main": "\x1b[2J"},
+        {".git/HEAD": "ref: refs/heads/main\0"},
+        {".git/HEAD": "é" * 40},
+    ],
+)
+def test_what_is_no_checkout_has_no_commit(
+    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode("latin-1"))
+    assert commit_of(tmp_path, monkeypatch) == ""
