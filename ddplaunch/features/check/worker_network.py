@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ TURNS = 3
 _TIMEOUT = timedelta(seconds=60)
 _ALL_REDUCE_S, _PAIR_S = 1.0, 0.15
 _FIRST_BYTES = 1 << 16
+_TEXT_BYTES = 64
 _LAST_BYTES = {"gloo": 64 << 20, "nccl": 1 << 30}
 
 
@@ -31,6 +32,14 @@ def _nccl_version() -> str:
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return ""
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _of_all_ranks(text: str) -> list[str]:
+    """The short ``text`` of each rank. As bytes: ``all_gather_object`` needs numpy, which torch does not bring."""
+    mine = torch.tensor([*text.encode().ljust(_TEXT_BYTES)], dtype=torch.uint8)
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return [bytes(each.tolist()).decode().strip() for each in found]
 
 
 def _rate(step: Callable[[int], float], limit_s: float, last_bytes: int) -> float:
@@ -118,16 +127,14 @@ def main() -> None:
     """Join the process group, measure, and print on rank 0. Any exception fails the job."""
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     world = dist.get_world_size()
-    nccl_versions: list[Any] = [None] * world
-    dist.all_gather_object(nccl_versions, _nccl_version())
+    nccl_versions = _of_all_ranks(_nccl_version())
     backend = "nccl" if world > 1 and all(nccl_versions) else "gloo"
     group = dist.new_group(backend="nccl", timeout=_TIMEOUT) if backend == "nccl" else None
     meter = _Meter(group, torch.device("cuda:0" if group else "cpu"))
     # In a ring, the best algorithm, each node sends and receives this share of the data.
     share = 2 * (world - 1) / world
     rate = share * _rate(meter.all_reduce, _ALL_REDUCE_S, _LAST_BYTES[backend]) if world > 1 else 0.0
-    pairs: list[Any] = [None] * world
-    dist.all_gather_object(pairs, _pair_rate(meter, _LAST_BYTES[backend]) if world > 1 else 0.0)
+    pairs = map(float, _of_all_ranks(str(_pair_rate(meter, _LAST_BYTES[backend]) if world > 1 else 0.0)))
     if dist.get_rank() == 0:
         rates = NetworkRates(nccl=tuple(nccl_versions), pairs=tuple(pairs), backend=backend, all_reduce=rate)
         print(NETWORK_RATES + wire.encode(rates).decode("ascii"), end="", flush=True)
