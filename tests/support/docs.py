@@ -36,7 +36,8 @@ from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.worker.parts import WorkerPart
 from tests.support.runs import ROOT
 
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+_AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = (*(ROOT / name for name in _AT_THE_TOP), *sorted((ROOT / "docs").glob("*.md")))
 
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 SCREEN = re.compile(r"(<!-- screen: ([\w-]+) -->\n```\w+\n)(.*?)(```\n)", re.DOTALL)

@@ -273,7 +273,7 @@ def test_every_example_is_understood(words: tuple[str, ...], monkeypatch: pytest
     if (at_once | {"--page", "--serve"}) & {*words}:  # They act at once.
         return
     shown = main.command.main([*words], prog_name="ddplaunch", standalone_mode=False)
-    assert shown == 0 if "--plan" in words else isinstance(shown, (LaunchConfig, main.StartedBy))
+    assert shown == 0 if {"--plan", "--version"} & {*words} else isinstance(shown, (LaunchConfig, main.StartedBy))
 
 
 @pages
