@@ -15,27 +15,28 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 
-def needed_by(name: str, found: set[str]) -> set[str]:
-    """Adds to ``found`` what ``name`` needs, directly and through others."""
+def needed_by(name: str, extra: str, found: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Adds to ``found`` the packages, each with its extras, that ``name`` needs, directly and through others."""
     for requirement in map(Requirement, metadata.requires(name) or ()):
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if applies and requirement.name not in found:
-            found.add(requirement.name)
-            needed_by(requirement.name, found)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            for wanted in {(requirement.name, each) for each in ("", *requirement.extras)} - found:
+                found.add(wanted)
+                needed_by(*wanted, found)
     return found
 
 
-def lend(name: str, site: Path) -> None:
-    """Links the top-level files and folders of an installed package into ``site``; programs are left out."""
+def tops_of(name: str) -> set[Path]:
+    """The top-level files and folders of an installed package, which others may share; programs are left out."""
     distribution = metadata.distribution(name)
-    for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-        (site / top).symlink_to(distribution.locate_file(top))
+    tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+    return {Path(distribution.locate_file(top)) for top in tops}
 
 
 def main(venv: str) -> None:
-    site = Path(sysconfig.get_path("purelib", vars={"base": venv, "platbase": venv}))
-    for name in sorted(needed_by("ddplaunch", set())):
-        lend(name, site)
+    site = Path(sysconfig.get_path("purelib", vars={"base": venv}))
+    packages = {name for name, _ in needed_by("ddplaunch", "", set())}
+    for top in set().union(*map(tops_of, packages)):
+        (site / top.name).symlink_to(top)
 
 
 if __name__ == "__main__":

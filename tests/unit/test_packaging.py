@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -64,6 +66,30 @@ def test_the_wheel_is_the_package_with_its_documentation(built: Path) -> None:
     assert {name for name in held if ".dist-info/" not in name} == names(files_below("ddplaunch")) | documentation
     assert f"ddplaunch-{__version__}.dist-info/licenses/LICENSE" in held
     assert f"\nVersion: {__version__}\n" in metadata
+
+
+def test_an_empty_venv_is_lent_what_is_declared_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = {
+        "ddplaunch": ["first[some]>=1", "rest; extra == 'all'"],
+        "first": ["second; extra == 'some'", "third; extra == 'others'", "absent; python_version < '3'"],
+        "second": ["first"],
+        "third": [],
+        "rest": [],
+    }
+    for name, needs in declared.items():
+        info = tmp_path / "site" / f"{name}-1.dist-info"
+        info.mkdir(parents=True)
+        requires = "".join(f"Requires-Dist: {each}\n" for each in needs)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n{requires}")
+        (info / "RECORD").write_text(f"shared/{name}.py,,\n{info.name}/METADATA,,\n../../bin/{name},,\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    lend = runpy.run_path(str(ROOT / "scripts/lib/lend_packages.py"))["main"]
+    (lent := Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))).mkdir(parents=True)
+    lend(str(tmp_path / "venv"))
+    assert {link.name for link in lent.iterdir()} == {"shared", "first-1.dist-info", "second-1.dist-info"}
+    assert (lent / "shared").resolve() == tmp_path / "site" / "shared"
 
 
 def test_the_newest_release_of_the_changelog_is_this_version() -> None:
