@@ -40,7 +40,10 @@ class LaunchError(Exception):
         message: the event, with its host and rank.
         hint: a remedy for the user; may be empty.
         exit_code: the documented exit code (docs/exit-codes.md).
+        is_shown: the failure page has shown it.
     """
+
+    is_shown = False
 
     def __init__(self, message: str, hint: str = "", exit_code: int = NODE_NOT_READY) -> None:
         super().__init__(message)

@@ -143,7 +143,8 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         _print_usage_error(error.message, error.hint)
         return error.exit_code
     except LaunchError as error:
-        _print_error(error.message, error.hint)
+        if not error.is_shown:
+            _print_error(error.message, error.hint)
         return error.exit_code
     except click.ClickException as error:
         _print_usage_error(error.format_message(), "")

@@ -56,7 +56,9 @@ def test_the_rendezvous_moves_when_the_node_that_serves_it_is_lost(job: Job) -> 
     os.kill(job.agents()[0], signal.SIGKILL)  # Too few are left now.
     finished = job.running.finish()
     assert finished.returncode == NODE_LOST
-    assert "error: the agent on node1 was killed by SIGKILL; left: nothing" in finished.err
+    assert "the job failed ===" in finished.err
+    assert "\nthe agent on node1 was killed by SIGKILL\n" in finished.err
+    assert "\nleft:     nothing" in finished.err
 
 
 def test_a_spare_replaces_the_only_node(job: Job) -> None:

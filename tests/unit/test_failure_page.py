@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.errors import NODE_LOST, LaunchError
 from ddplaunch.features.hangs.wording import stuck_ranks
 from ddplaunch.features.run_events.launcher import worker_events
 from ddplaunch.launcher.display import failure_page, report_files
@@ -134,6 +135,11 @@ PAGES = {
         stopped(2),
         ended(3, 1, error=RAISED),
         first=ended(3, 1, error=RAISED),
+    ),
+    "a lost node": failure_page.page(
+        replace(collectives("ranks 0-1 waited in all_reduce #3"), first_failure=None),
+        error=LaunchError("the agent on node1 was killed by SIGKILL", "Look for who kills.", NODE_LOST),
+        is_remote=True,
     ),
     "ranks that lost a peer": page(
         ended(0, 1, error=PEER_LOST),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.config import LaunchConfig, OutputConfig
-from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.protocol.launcher_agent import AttemptStarted
@@ -48,14 +47,6 @@ def test_how_long_a_run_on_one_node_took_is_said_of_long_runs() -> None:
         return "; ".join(lines)
 
     golden.check_answers("durations_of_runs", shown)
-
-
-def test_where_the_ranks_of_a_lost_node_were_awaited_is_shown() -> None:
-    told, lines = messages(LaunchConfig(script="t.py"))
-    waited = "ranks 0-1 waited in all_reduce #3 of default_pg"
-    attempt = AttemptResult(0, "stopped", (), 1.0, collectives=(waited,))
-    told.run_ended(RunResult("r1", 84, "failed", 1.0, attempts=(attempt,)), LaunchError("node1 is lost"))
-    assert lines == [f"ddplaunch: when it was stopped: {waited}"]
 
 
 def test_a_run_folder_that_was_deleted_is_told(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
+from ddplaunch.errors import INTERNAL
 from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import NEVER_RESTARTED
@@ -17,6 +18,7 @@ from ddplaunch.text import clock, escape, fold_ints, grouped, quote, ranks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ddplaunch.errors import LaunchError
     from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 
 _WIDTH = 80
@@ -25,12 +27,14 @@ _SHOWN_TAIL = 20
 _MAX_COLUMNS = 1000
 _REASON_COLUMNS = 160
 
+_HANG_HINT = "Look at what the rank does that the others wait for. If a step may take so long: --hang-timeout."
 _EARLY_EXIT_HINT = "All ranks must make the same collective calls: look for an early exit or return, or uneven data."
 
 
 def page(
     result: RunResult,
     more: Sequence[str] = (),
+    error: LaunchError | None = None,
     *,
     is_remote: bool = False,
     is_dry_run: bool = False,
@@ -38,25 +42,43 @@ def page(
 ) -> str:
     """The failure page of ``result``.
 
-    ``more`` are lines of features (``Watch.page_lines``); they stand below why the job has failed. ``is_remote``: the
-    logs are on the hosts, not on this machine. ``has_report``: report.json has been written.
+    ``more`` are lines of features (``Watch.page_lines``); they stand below why the job has failed. ``error`` is why the
+    run has ended, if that is not how a worker or an attempt has. ``is_remote``: the logs are on the hosts, not on this
+    machine. ``has_report``: report.json has been written.
     """
     attempt = result.attempts[-1] if result.attempts else None
     first = result.first_failure
     parts = [_rule("ddplaunch: the job failed")]
     early = _early_exits(attempt, first) if attempt else []
+    if error:
+        parts += [quote(error.message, _MAX_COLUMNS), *([""] if first else _collectives(attempt))]
     if first:
         parts += [*_headline(first), *_before(early, first), *_collectives(attempt), *_cause(first)]
-    if attempt and (reasons := _reasons(attempt)):
+    if attempt and not error and (reasons := _reasons(attempt)):
         parts += [*([""] if first else []), *reasons, *([] if first else _before(early, first))]
     parts += more
     if attempt:
         parts += ["", *_others(attempt, first)]
-    parts += [*_attempts(result.attempts), *_files(result, first, is_remote, has_report)]
-    hint = _EARLY_EXIT_HINT if early else hints.hint(first, is_dry_run) if first else ""
+    parts += [*_attempts(result.attempts), *_files(result, attempt, first, is_remote, has_report)]
+    hint = error.hint if error else _hint(attempt, first, early, is_dry_run)
     parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
     return escape("\n".join(parts))
+
+
+def has_page(result: RunResult, error: LaunchError | None) -> bool:
+    """Whether the end of the run is shown as a page: workers ran, and it has failed, not by a bug."""
+    return result.outcome == "failed" and (error is None or (bool(result.attempts) and error.exit_code != INTERNAL))
+
+
+def _hint(
+    attempt: AttemptResult | None, first: WorkerExit | None, early: Sequence[WorkerExit], is_dry_run: bool
+) -> str:
+    if early:
+        return _EARLY_EXIT_HINT
+    if first:
+        return hints.hint(first, is_dry_run)
+    return _HANG_HINT if attempt and attempt.hung else ""
 
 
 def _reasons(attempt: AttemptResult) -> list[str]:
@@ -227,10 +249,15 @@ def _attempts(attempts: tuple[AttemptResult, ...]) -> list[str]:
     return [f"attempt{'s' * (len(same) > 1)} {fold_ints(same)}: {line}" for line, same in lines.items()]
 
 
-def _files(result: RunResult, first: WorkerExit | None, is_remote: bool, has_report: bool) -> list[str]:
+def _files(
+    result: RunResult, attempt: AttemptResult | None, first: WorkerExit | None, is_remote: bool, has_report: bool
+) -> list[str]:
     lines = []
     if first and first.log_file:
         lines.append(f"log:      {f'{first.host}:' if is_remote else ''}{quote(first.log_file, _MAX_COLUMNS)}")
+    elif attempt and result.run_dir:
+        where = " on each host" if is_remote else ""
+        lines.append(f"logs:     {quote(result.run_dir, _MAX_COLUMNS)}/attempt_{attempt.attempt}{where}")
     if result.run_dir:
         path = f"{quote(result.run_dir, _MAX_COLUMNS)}/report.json"
         lines.append(f"report:   {path if has_report else f'could not be written to {path}'}")

@@ -183,7 +183,8 @@ class UserMessages:
     ) -> None:
         """Write the report, and show the failure page or how the run ended.
 
-        ``error`` says why the run ended; the command shows it at last, so there is no failure page. ``page_lines`` are
+        ``error`` says why the run ended. If no worker has run, there is no failure page: the command shows the error at
+        last. ``page_lines`` are
         what features add to that page, ``report_lines`` what only report.txt has. Files are written by a thread, which
         is given up if a disk does not answer, or soon after the user has asked for the end: see ``_patience``.
         """
@@ -209,8 +210,6 @@ class UserMessages:
             self.console.show_page(page)
         elif error:
             self.console.note(f"ddplaunch: {error.text}")
-            for line in result.attempts[-1].collectives if result.attempts else ():  # As after the loss of a node.
-                self.show(f"when it was stopped: {quote(line, 1000)}", Level.NORMAL)
         else:
             self._show_end(result)
         for injected in result.injections:
@@ -218,10 +217,11 @@ class UserMessages:
 
     def _page(self, result: RunResult, error: LaunchError | None, more: Sequence[str], *, has_report: bool) -> str:
         """The failure page; empty if there is none."""
-        if result.outcome != "failed" or error:
+        if not failure_page.has_page(result, error):
             return ""
         is_dry_run = self._config.dry_run
-        return failure_page.page(result, more, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report)
+        options = {"is_remote": self._is_remote, "is_dry_run": is_dry_run, "has_report": has_report}
+        return failure_page.page(result, more, error, **options)
 
     def _write(self, result: RunResult, page: Callable[..., str], report_lines: Sequence[str]) -> tuple[bool, str]:
         """In a thread: write the report. Returns whether the run folder was deleted, and the failure page."""
