@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _PEER_LOST = re.compile(
     r"Connection (reset|closed|refused) by peer|connectFullMesh|Connection refused|Broken pipe|Socket closed"
     r"|remote process exited|ncclRemoteError|ncclSystemError|NCCL communicator was aborted|recvBytes|sendBytes"
-    r"|Timed out waiting \d+ms for (recv|send)|DistNetworkError|DistStoreError|store .* is down",
+    r"|Timed out waiting \d+ms for (recv|send)|Watchdog caught collective operation timeout|DistNetworkError"
+    r"|DistStoreError|store .* is down",
     re.IGNORECASE,
 )
 """Errors of gloo, NCCL and TCPStore in a rank whose *peer* died. The dying rank's sockets close before its exit can be

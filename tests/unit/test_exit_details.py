@@ -18,6 +18,7 @@ from ddplaunch.agent.workers.exit_details import (
     error_in,
     killed_for_memory,
     last_lines,
+    lost_peer_in,
     main_log,
     read_error_file,
 )
@@ -86,6 +87,52 @@ def test_the_exception_is_found_in_the_last_lines(prefix: str):
 @pytest.mark.parametrize("lines", [[], ["bye"], ["Traceback (most recent call last):", "  cut"]])
 def test_last_lines_without_a_whole_traceback_name_no_exception(lines: list[str]):
     assert error_in(lines) is None
+
+
+REMOTE = """NCCL error: remote process exited or there was a network error, NCCL version 2.20.5
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketProgress: Connection closed by remote peer gpu1<45074>"""
+SLOW = """[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST, NumelIn=112, \
+NumelOut=112, Timeout(ms)=1800000) ran for 1800011 milliseconds before timing out."""
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+STACK = """Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:1723 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x14790e6d6897 in libc10.so)
+frame #1: c10d::ProcessGroupNCCL::checkForNCCLErrorsInternal(std::shared_ptr<c10d::NCCLComm>&) + 0x220 (0x1478add786a0)
+"""
+LOGGED = """[rank1]:[E ProcessGroupNCCL.cpp:583] To avoid data inconsistency, we are taking the entire process down.
+[rank1]:[E ProcessGroupNCCL.cpp:1414] [PG 0 Rank 1] Process group watchdog thread terminated with exception: """
+DIES = "\nFatal Python error: Aborted\n\nThread 0x00007f (most recent call first):\n  <no Python frame>\n"
+
+
+def thrown(what: str, kind: str = "c10::DistBackendError") -> str:
+    return f"terminate called after throwing an instance of '{kind}'\n  what():  {what}"
+
+
+BY_WATCHDOG = "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{LOGGED}{REMOTE}\n{STACK}\n{thrown(f'{BY_WATCHDOG}{REMOTE}')}\n{STACK}{DIES}", REMOTE),
+        (f"{LOGGED}{REMOTE}\n{STACK}\nterminate called recursively{DIES}", REMOTE),
+        (f"{thrown(f'[Rank 1] NCCL watchdog thread terminated with exception: {REMOTE}')}{DIES}", REMOTE),
+        (f"{thrown(REMOTE, 'std::runtime_error')}\n", REMOTE),
+        (f"{thrown(f'{BY_WATCHDOG}{SLOW}')}\n{STACK}{DIES}", SLOW),
+        (f"{thrown(CLOSED, 'gloo::IoException')}{DIES}", CLOSED),
+        (f"{LOGGED}CUDA error: an illegal memory access was encountered\n{STACK}{DIES}", None),
+        (f"{thrown(f'{BY_WATCHDOG}CUDA error: device-side assert triggered')}\n{STACK}{DIES}", None),
+        (f"{thrown('std::bad_alloc', 'std::bad_alloc')}{DIES}", None),
+        (f"python: ops.cpp:12: void f(): Assertion `n > 0' failed.{DIES}", None),
+        (f"free(): invalid pointer{DIES}", None),
+        (DIES, None),
+        ("", None),
+    ],
+)
+def test_of_an_abort_in_cpp_the_exception_is_found_if_a_peer_is_lost(text: str, message: str | None) -> None:
+    found = lost_peer_in({"stdout": b"", "stderr": text.encode()})
+    assert (found and found.message) == message
 
 
 def test_an_error_file_of_another_kind_is_told_and_blocks_nobody(tmp_path: Path):

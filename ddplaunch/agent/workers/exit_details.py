@@ -103,6 +103,28 @@ def error_in(tail: Sequence[str]) -> WorkerError | None:
     return WorkerError("\n".join(lines[named:]), "\n".join(lines), 0.0) if named else None
 
 
+_WATCHDOG = "watchdog thread terminated with exception: "
+
+_THROWN = re.compile(
+    rf"(?:^ *what\(\): +|{_WATCHDOG})"
+    r"(.*(?:\n(?!Exception raised from |frame #|terminate called|Fatal Python error|\[rank\d+\]:|$).*)*)",
+    re.MULTILINE,
+)
+"""What the C++ runtime and torch's watchdog of NCCL say before they abort a process: an exception that nobody catches,
+up to its stack."""
+
+
+def lost_peer_in(tails: Mapping[StreamName, bytes]) -> WorkerError | None:
+    """The exception of C++ that a worker has not survived, if it says that a peer is gone or has not come in time.
+
+    gloo and torch's watchdog of NCCL throw it in a thread of their own, and the process ends by SIGABRT without an
+    error file. None for any other abort: its exit says what is known.
+    """
+    thrown = _THROWN.findall(tails.get("stderr", b"").decode("utf-8", "replace"))
+    message = thrown[-1].rpartition(_WATCHDOG)[2][:MAX_MESSAGE_CHARS] if thrown else ""
+    return WorkerError(message, "", 0.0) if first_failure.is_peer_loss(message) else None
+
+
 # The error file.
 
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log, read_error_file
+from ddplaunch.agent.workers.exit_details import error_in, last_lines, lost_peer_in, main_log, read_error_file
 from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
@@ -259,6 +259,8 @@ class WorkerGroup:
         tail = last_lines(tails, is_needed=bool(returncode) and not stopped)
         if error is None and returncode == 1 and self._has_lost_files:
             error = error_in(tail)
+        if error is None and returncode == -signal.SIGABRT and not stopped:
+            error = lost_peer_in(tails)
         return WorkerExit(
             rank=worker.rank,
             local_rank=self.spec.task.local_rank if self.spec.task else worker.local_rank,

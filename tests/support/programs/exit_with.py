@@ -1,8 +1,9 @@
 """Ends as its argument for this rank says; a rank without one waits until it is stopped.
 
 ``exit_with.py 1=code:7 0=signal:9``, ``*=`` for all others. Kinds: code:N, signal:N, raise:TEXT, text:TEXT, segfault,
-when-told:N for signal N at SIGTERM, linger:FILE for an exception whose atexit function creates FILE and waits;
-``+FILE+`` before one waits for that file. Ends separated by commas are for one attempt each.
+throw:TEXT for an exception of C++ that nobody catches, when-told:N for signal N at SIGTERM, linger:FILE for an
+exception whose atexit function creates FILE and waits; ``+FILE+`` before one waits for that file. Ends separated by
+commas are for one attempt each.
 """
 
 import atexit
@@ -40,6 +41,10 @@ def main() -> None:
         ctypes.string_at(0)
     elif kind == "raise":
         raise RuntimeError(value)
+    elif kind == "throw":
+        said = f"terminate called after throwing an instance of 'gloo::IoException'\n  what():  {value}"
+        print(said, file=sys.stderr, flush=True)
+        os.abort()
     elif kind == "linger":
         atexit.register(signal.pause)
         atexit.register(open, value, "w")
