@@ -1,6 +1,35 @@
 """The loss of a node: how it is noticed, and what follows. Every decision of the launcher about it is here.
 
-Runs in the launcher, in the main thread. The times, as they are if the user sets none:
+Runs in the launcher, in the main thread. A host loses power, and workers run:
+
+==========  ============================  ==========================  ===========================  ===================
+            one launcher leads all nodes                              each node has a launcher
+----------  --------------------------------------------------------  ------------------------------------------------
+its node    does not serve                serves the rendezvous       does not serve               serves
+==========  ============================  ==========================  ===========================  ===================
+noticed by  the launcher: no ``Pong``     the same                    ``Server``: no heartbeat     each other member:
+                                                                                                   no store
+after       5 s                           5 s                         5 s                          7 s
+next        once all participants have    the same, on another        with MAX nodes at once,      none
+attempt     joined, a spare included      rendezvous                  else 30 s after MIN are
+                                                                      there
+a restart?  no, unless a worker has       never                       no, unless a worker has      -
+            failed by itself                                          failed by itself
+user sees   "HOST has not answered for    the same, but then "the     "HOST (node 1) is lost;      "the rendezvous at
+            5 s; the job can go on        rendezvous has moved;       starting the workers         HOST:PORT is lost"
+            without it", "SPARE replaces  starting the workers        again"
+            HOST", "HOST (node 1) is      again" at last
+            lost; starting the workers
+            again"
+exit code   84 below MIN nodes            the same                    84 if MIN is MAX, else 83    84; 83 between two
+                                                                      after 600 s below MIN        attempts
+==========  ============================  ==========================  ===========================  ===================
+
+Where one launcher leads, the end of the run waits for the sweep of the host, up to 20 s after the loss, and then
+says "left: unknown on HOST", also if the job has succeeded without it. If the launcher's own machine is lost,
+nobody says anything: the other agents get no ping for 5 s, and stop their workers.
+
+The times, as they are if the user sets none:
 
 ======  =====================================  ======================================================================
 time    name                                   who acts when it is over
@@ -16,60 +45,58 @@ time    name                                   who acts when it is over
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
 25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
 30 s    ``TimeoutConfig.shutdown_timeout_s``   an agent kills workers that SIGTERM has not ended
-68 s    8 s, 30 s and                          an agent: it got no verdict on a round that has failed or was stopped,
-        ``multi_node._VERDICT_S``              and the rendezvous answers; the run ends
+30 s    ``.last_call_timeout_s``               the member that serves: MIN nodes have joined, and not yet MAX; only
+                                               where each node has a launcher
+68 s    ``silent_after_s``,                    an agent: it got no verdict on a round that has failed or was stopped,
+        ``shutdown_timeout_s`` and 30 s        and the rendezvous answers; the run ends (``multi_node._VERDICT_S``)
 600 s   ``TimeoutConfig.join_timeout_s``       an agent: it has joined, and no round was formed; exit code 83
 ======  =====================================  ======================================================================
 
-**One launcher leads all nodes.** A host loses power:
+**One launcher leads all nodes.**
 
-1.  Nothing closes the connection, and ``Pings`` calls ``on_unresponsive`` after 5 s. If only the agent dies,
-    ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``count_as_lost``).
+1.  ``Pings`` calls ``on_unresponsive``. If only the agent dies, ``ChannelClosed`` comes at once. A node whose records
+    cannot be handled is lost, too (``count_as_lost``).
 2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepRun`` and answers with ``AgentEnded``. The node is
-    SWEEPING until then, and then LOST. Only the end of the run waits for it.
-3.  If too few nodes are left, spares included, the run ends with exit code 84: ``Shutdown.fail`` sends ``StopWorkers``.
-    Otherwise the user sees "HOST has not answered for 5 s; the job can go on without it", and "SPARE replaces HOST" if
-    a spare takes its position. If that cannot be used, and no other is left, the run ends with exit code 84, too.
-    Without a spare the world shrinks.
+    SWEEPING until then, and then LOST.
+3.  A spare takes its position, or the world shrinks. If fewer than MIN nodes are left, also after a spare that cannot
+    be used, the run ends: ``Shutdown.fail`` sends ``StopWorkers``.
 4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that
     serves it, whose member hands it to the ``Coordinator``. That sends ``StopRound`` to the agents of the round. They
     stop their workers, send ``WorkersEnded``, and get a ``RoundVerdict``. If an attempt follows, they send
-    ``NodeJoined``. When all participants have joined, a spare with its ``JoinRendezvous`` included, the coordinator
-    forms the next round: ``RoundFormed``. If a worker had failed by itself, and not because it lost its peers, the
-    verdict is that on a failure: the attempt counts as a restart, or none follows. Otherwise it is no restart.
+    ``NodeJoined``. When all participants have joined, the coordinator forms the next round: ``RoundFormed``. If a
+    worker had failed by itself, and not because it lost its peers, the verdict is that on a failure: the attempt counts
+    as a restart, or none follows.
 5.  The lost node served the rendezvous. Once a spare is connected, if there is one, the first participant gets
     ``JoinRendezvous``. It stops its workers, and then opens an endpoint (``EndpointOpen``); only then do the others get
     ``JoinRendezvous``, and stop theirs. A member that gets no answer from the store makes its agent stop them earlier.
-    No node gets a verdict on this round, so the next attempt is no restart, whatever else has failed. The agents join
-    the new rendezvous by ``NodeJoined``. Its coordinator knows the number of restarts from both records. After 5
-    rendezvous in a row without a round (``participants._MAX_TRIES``), the run ends with exit code 83.
-6.  Each agent sends ``AttemptEnded``. ``Attempts`` merges those of the nodes that are left. After step 4 the user sees
-    "HOST (node 1) is lost; starting the workers again", and after step 5, with the same end, "the rendezvous has moved"
-    or "the rendezvous at HOST:PORT is lost: ...": what the first node has learned first. ``AttemptStarted`` follows.
+    No node gets a verdict on this round, so that no failure in it counts. The agents join the new rendezvous by
+    ``NodeJoined``. Its coordinator knows the number of restarts from both records.
+6.  Each agent sends ``AttemptEnded``, and ``Attempts`` merges those of the nodes that are left. ``AttemptStarted``
+    follows. After step 5 the reason is that of the first of these nodes in the order of their indices: it may be "the
+    rendezvous at HOST:PORT is lost: ..." in place of "the rendezvous has moved".
 
 Between two attempts it is the same, but no worker is stopped and no node gets a verdict.
 
 The nodes notice a loss, too, but later, so that they act only if the node still answers the launcher. When the member
 that serves has got no heartbeat of another for 8 s, the coordinator stops the round by itself, and ``NodeSilent`` tells
-the launcher, which moves the rendezvous as in step 5. A record that names a node that takes part no longer has no
-effect.
+the launcher, which begins a new rendezvous as in step 5. It has no effect if that node no longer takes part.
 
-A member that gets no answer from the rendezvous store makes its agent stop its workers and send ``NeedsRendezvous``. If
-the connection is closed, it learns it at once. If the host has no power, a call of the store does not return, and the
-member waits for 10 s. Then the rendezvous moves. If one node alone loses the next two as well, the launcher reaches it
-and the nodes that serve do not: it is lost (``participants._MAX_LOST_BY_ONE``).
+A member that gets no answer from the rendezvous store makes its agent stop its workers and send ``NeedsRendezvous``: at
+once if the connection is closed; after 10 s if the host has no power, since a call of the store then does not return.
+A new rendezvous begins. If one node alone loses the next two as well, the launcher reaches it and the nodes that serve
+do not: it is lost (``participants._MAX_LOST_BY_ONE``). When the fifth in a row is lost before a round is formed
+(``participants._MAX_TRIES``), the run ends with exit code 83.
 
-**Each node has a launcher.** No launcher notices the loss of another node, and none starts a spare. A host loses power:
+**Each node has a launcher.** No launcher notices the loss of another node, and none starts a spare.
 
-1.  It did not serve the rendezvous. ``Server`` in ``rendezvous/member.py``, on the node that does, gets no heartbeat of
-    it for 5 s. The ``Coordinator`` stops the round on all nodes and gives the verdict, as in step 4 above.
-2.  Nodes that wait at the endpoint for a free place (``NoFreePlace``) are the spares: the next round has them.
-3.  Without any, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait for another
-    one, until the 600 s end the run with exit code 83. A job of a fixed size ends on all nodes with exit code 84, "not
-    restarted: 1 other node is left, and 2 are needed"; between two attempts its nodes wait as those of an elastic one.
-4.  It served the rendezvous. The other members notice it after 7 s (5 s and 2 heartbeats), or at once if its connection
-    closes, and the run ends on all nodes: with exit code 84 while workers run (``verdict.of_lost_rendezvous``), and
-    with 83 between two attempts (``RendezvousClient.unreachable_error``), when the nodes cannot meet again.
+1.  The lost node did not serve the rendezvous. The coordinator stops the round on all nodes and gives the verdict, as
+    in step 4 above. Nodes that wait at the endpoint for a free place (``NoFreePlace``) are the spares of the next one.
+2.  Without any, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait for another
+    one. A job of a fixed size ends on all nodes, "not restarted: 1 other node is left, and 2 are needed"; between two
+    attempts its nodes wait as those of an elastic one.
+3.  It served the rendezvous. The others notice it at once if its connection closes. While workers run, each node ends
+    with the result of ``verdict.of_lost_rendezvous``; between two attempts with the error of
+    ``RendezvousClient.unreachable_error``, since the nodes cannot meet again.
 
 **A node fails before it has joined** the others: it tells them itself (``agent/rendezvous/cannot_join.py``).
 One that is killed cannot. If it should have served, and no other had reached its endpoint, it looks like one that has
