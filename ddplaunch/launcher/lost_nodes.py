@@ -69,8 +69,9 @@ time    name                                   who acts when it is over
 5.  The lost node served the rendezvous. Once a spare is connected, if there is one, the first participant gets
     ``JoinRendezvous``. It stops its workers, and then opens an endpoint (``EndpointOpen``); only then do the others get
     ``JoinRendezvous``, and stop theirs. A member that gets no answer from the store makes its agent stop them earlier.
-    No node gets a verdict on this round, so that no failure in it counts. The agents join the new rendezvous by
-    ``NodeJoined``. Its coordinator knows the number of restarts from both records.
+    No node gets a verdict on this round, so that no failure in it counts; but a node whose processes cannot be killed
+    ends the run. The agents join the new rendezvous by ``NodeJoined``. Its coordinator knows the number of restarts
+    from both records.
 6.  Each agent sends ``AttemptEnded``, and ``Attempts`` merges those of the nodes that are left. ``AttemptStarted``
     follows. After step 5 the reason is that of the first of these nodes in the order of their indices: it may be "the
     rendezvous at HOST:PORT is lost: ..." in place of "the rendezvous has moved".

@@ -356,12 +356,14 @@ def of_missing_verdict(result: AttemptResult, stop_reason: str | None, server: s
     return replace(result, reason=stop_reason or result.reason, decision=f"not restarted: {server} sent no verdict")
 
 
-def of_lost_rendezvous(result: AttemptResult, reason: str, *, goes_on: bool) -> AttemptResult:
+def of_lost_rendezvous(result: AttemptResult, reason: str, *, goes_on: bool, has_unkillable: bool) -> AttemptResult:
     """``result`` of a round whose rendezvous is lost; ``goes_on``: the launcher assigns another one.
 
     The attempt that then follows never counts as a restart, even if a worker had failed by itself: no node knows of the
-    failures of the others.
+    failures of the others. None follows if processes of this node cannot be killed: only the lost coordinator knew it.
     """
+    if has_unkillable:  # They are the reason in ``result``.
+        return replace(result, outcome="failed", decision=_PROCESSES_LEFT)
     if goes_on:
         return replace(result, outcome="stopped", reason=reason, attempt_follows=True, decision=_MOVES)
     return replace(result, outcome="failed", reason=reason, lost_rendezvous=True, decision=_LOST)

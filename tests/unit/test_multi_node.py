@@ -23,6 +23,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeJoined,
     NodeLeft,
     NoFreePlace,
+    RendezvousLost,
     RoundFormed,
     WaitingNodes,
     WorkersEnded,
@@ -118,6 +119,39 @@ def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
     node.must_stop = is_stopping
     result = node.rendezvous.finish_round(FAILED, has_unkillable=False)
     assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
+
+
+LEFT = "not restarted: processes of the attempt cannot be killed"
+
+
+@pytest.mark.parametrize(
+    ("one_launcher_leads", "has_unkillable", "expected"),
+    [
+        (True, False, ("stopped", True, "the job goes on with another rendezvous")),
+        (True, True, ("failed", False, LEFT)),
+        (False, False, ("failed", False, "not restarted: the rendezvous is lost")),
+        (False, True, ("failed", False, LEFT)),
+    ],
+)
+def test_no_attempt_follows_a_lost_rendezvous_on_a_node_with_processes_that_cannot_be_killed(
+    new_node: NewNode,
+    spec: AgentSpec,
+    one_launcher_leads: bool,
+    has_unkillable: bool,
+    expected: tuple[str, bool, str],
+) -> None:
+    """They may hold its GPUs, and the coordinator, to which this node has told it, is lost."""
+    node = new_node(
+        replace(spec, one_launcher_leads=one_launcher_leads),
+        {**TAKES_PART, WorkersEnded: [RendezvousLost("no answer")]},
+    )
+    if one_launcher_leads:
+        node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)))
+    assert node.rendezvous.next_round()
+    left = replace(FAILED, reason="pids 7 on gpu1 cannot be killed")
+    result = node.rendezvous.finish_round(left, has_unkillable=has_unkillable)
+    assert (result.outcome, result.attempt_follows, result.decision) == expected
+    assert (result.reason == left.reason) == has_unkillable
 
 
 def test_a_node_that_joins_while_the_last_round_is_stopped_leaves_with_the_result_of_the_job(

@@ -246,8 +246,9 @@ class MultiNodeRendezvous(Rendezvous):
         verdict = self._await_verdict(client, result.outcome == "succeeded")
         if verdict is None:
             if not is_stopping and self._over_reason:
-                goes_on = self._one_launcher_leads
-                return verdicts.of_lost_rendezvous(result, self._over_reason, goes_on=goes_on)
+                return verdicts.of_lost_rendezvous(
+                    result, self._over_reason, goes_on=self._one_launcher_leads, has_unkillable=has_unkillable
+                )
             if self._node.is_stopping():
                 return verdicts.of_stopped_node(result, self.stop_reason)
             return verdicts.of_missing_verdict(result, self.stop_reason, client.endpoint)
