@@ -144,12 +144,17 @@ def _in_order(results: Mapping[int, AttemptResult]) -> list[AttemptResult]:
 
 
 def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
-    """Merge the nodes' results. A node without the verdict expects another attempt; others override that."""
+    """Merge the nodes' results. A node without the verdict expects another attempt; others override that.
+
+    So they do where a restart follows, and that node knows only of another rendezvous.
+    """
     if len(parts) == 1:
         return parts[0]
     outcomes = {part.outcome for part in parts}
     outcome: Outcome = "failed" if "failed" in outcomes else "stopped" if "stopped" in outcomes else "succeeded"
     follows = all(part.attempt_follows for part in parts)
+    agreed = [part for part in parts if part.attempt_follows == follows]
+    agreed.sort(key=lambda part: not part.restart_follows)
     exits = sorted((exit_ for part in parts for exit_ in part.exits), key=lambda exit_: exit_.rank)
     return replace(
         parts[0],
@@ -158,8 +163,8 @@ def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
         duration_s=max(part.duration_s for part in parts),
         attempt_follows=follows,
         restart_follows=follows and any(part.restart_follows for part in parts),
-        decision=next((part.decision for part in parts if part.decision and part.attempt_follows == follows), ""),
-        reason=next((part.reason for part in parts if part.reason and part.attempt_follows == follows), ""),
+        decision=next((part.decision for part in agreed if part.decision), ""),
+        reason=next((part.reason for part in agreed if part.reason), ""),
         cause=next((part.cause for part in parts if part.cause), None),
         hung=any(part.hung for part in parts),
         lost_rendezvous=any(part.lost_rendezvous for part in parts),

@@ -26,7 +26,7 @@ def told(result: AttemptResult) -> str:
     follows = "a restart follows" if result.restart_follows else "another follows" if result.attempt_follows else "last"
     causes = [f"because of rank {result.cause.rank}"] if result.cause else []
     what = f"attempt {result.attempt} of ranks {ranks}: {result.outcome} in {result.duration_s:g} s"
-    return "; ".join([what, follows, *causes, *filter(None, [result.reason])])
+    return "; ".join([what, follows, *causes, *filter(None, [result.reason, result.decision])])
 
 
 def explained(result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
@@ -53,6 +53,7 @@ class Launcher:
             (exit_(int(node)),),
             duration_s=float(given.get("duration_s", 1)),
             reason=given.get("reason", ""),
+            decision=given.get("decision", ""),
             cause=exit_(int(node), 7) if "cause" in facts else None,
             attempt_follows=bool({"follows", "restarts"} & {*facts}),
             restart_follows="restarts" in facts,
