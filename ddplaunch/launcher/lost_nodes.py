@@ -150,6 +150,7 @@ class LostNodes:
         self._config, self._lost_after_s = config, config.timeouts.lost_after_s
         self._participants, self._attempts, self._shutdown = participants, attempts, shutdown
         self._note, self._show, self._report = note, show, report
+        self._has_ignored_report = False
 
     @property
     def run_is_ending(self) -> bool:
@@ -175,13 +176,17 @@ class LostNodes:
 
         One bad node must not end the run of the others. Agents on this machine are part of this program: there, an
         unexpected error is a bug, with which the run ends in order and with its report. A report of another node that
-        such an agent passes on is only ignored.
+        such an agent passes on is only ignored; the first one with an unexpected error is shown.
         """
         is_invalid = isinstance(error, ProtocolError)
         what = "is invalid" if is_invalid else f"cannot be handled: {type(error).__name__}"
-        told = f"its {type(event).__name__} {what}: {quote(str(error), _MAX_REASON)}"
+        record = event.report if isinstance(event, ReportOfNode) else event
+        told = f"its {type(record).__name__} {what}: {quote(str(error), _MAX_REASON)}"
         if isinstance(event, ReportOfNode):
-            self._show(f"a report of node {event.node_index} is ignored: {told}", Level.VERBOSE)
+            is_quiet = is_invalid or self._has_ignored_report
+            self._has_ignored_report = self._has_ignored_report or not is_invalid
+            text = f"a report of node {event.node_index} is ignored: {told}"
+            self._show(text, Level.VERBOSE if is_quiet else Level.NORMAL)
         elif is_invalid or not self._config.is_local:
             node.is_ignored = True
             hint = _HINT if self._config.is_local or not is_invalid else ""

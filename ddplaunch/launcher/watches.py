@@ -116,7 +116,11 @@ class Watch:
         """An event of node ``index``, before ``Run`` handles it: one of the nodes of this launcher."""
 
     def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
-        """A report of node ``index`` of the job, of this launcher or another; ``participants`` are all its nodes."""
+        """A report of node ``index`` of the job, of this launcher or another; ``participants`` are all its nodes.
+
+        Where each node has a launcher, ``index`` is no index of ``Nodes.all``, and none for ``RunServices.note``, which
+        gets the ``host`` of the report instead.
+        """
 
     def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
         """Something has happened that a chronicle of the run should have; as ``Watches.note``."""
@@ -203,15 +207,27 @@ class Watches:
             watch.on_nodes_ready(workers)
 
     def on_node_event(self, index: int, event: object) -> None:
-        """An event of node ``index``, before ``Run`` handles it."""
+        """An event of node ``index``, before ``Run`` handles it.
+
+        An error of one watch keeps the event from no other. The first error is raised when all have been told.
+        """
+        errors = []
         for watch in self.all:
-            match event:
-                case ReportOfNode():
-                    watch.on_report(event.node_index, event.participants, event.report)
-                case Report():
-                    watch.on_report(index, self._run.participants.indices, event)
-                case _:
-                    watch.on_event(index, event)
+            try:
+                self._tell(watch, index, event)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _tell(self, watch: Watch, index: int, event: object) -> None:
+        match event:
+            case ReportOfNode():
+                watch.on_report(event.node_index, event.participants, event.report)
+            case Report():
+                watch.on_report(index, self._run.participants.indices, event)
+            case _:
+                watch.on_event(index, event)
 
     def note(
         self, event: str, text: str = "", t: float | None = None, node: int | None = None, **facts: object
@@ -219,7 +235,8 @@ class Watches:
         """Note an event of the run. Any thread; never blocks.
 
         ``event``: a kind of ``run_events.kinds``, or one that the feature declares in ``EVENTS`` of its package.
-        ``t``: when, in seconds since 1970; None: now. ``node``: the index of the node that it is about.
+        ``t``: when, in seconds since 1970; None: now. ``node``: the index of the node that it is about, one of this
+        launcher (``Watch.on_event``). An event about a node of ``Watch.on_report`` has its ``host`` among the facts.
         """
         for watch in self.all:
             watch.on_note(event, text, t, node, facts)

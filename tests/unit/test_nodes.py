@@ -13,7 +13,8 @@ import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import LaunchError, Level
+from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.features.slurm.launcher import NodeWatch
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.lost_nodes import LostNodes
@@ -27,8 +28,10 @@ from ddplaunch.protocol.launcher_agent import (
     NeedsRendezvous,
     NodeDeparts,
     NodeSilent,
+    ReportOfNode,
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.wire import ProtocolError
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
@@ -277,3 +280,17 @@ def test_launchers_of_one_node_each_take_turns_and_ask_less_often_in_large_jobs(
     large = watch(launch_config(script="x.py", rendezvous=rendezvous_config()), own_watch._participants)
     assert (large._first_s, large._period_s) == (199.8, 200.0)
     assert (own_watch._first_s, own_watch._period_s) == (0.0, 60.0)
+
+
+def test_the_first_report_of_another_node_that_the_launcher_cannot_handle_is_shown_and_the_run_goes_on() -> None:
+    shown: list[tuple[str, int]] = []
+    job = Job("2:2 a b")
+    job.lost._show = lambda text, level: shown.append((text, level))
+    for error in (ProtocolError("too long"), IndexError("tuple index out of range"), IndexError("again")):
+        job.lost.on_bad_record(job._node("a"), ReportOfNode(1, (0, 1), WorkerActivity(0)), error)
+    ignored = "a report of node 1 is ignored: its WorkerActivity"
+    assert shown == [
+        (f"{ignored} is invalid: too long", Level.VERBOSE),
+        (f"{ignored} cannot be handled: IndexError: tuple index out of range", Level.NORMAL),
+        (f"{ignored} cannot be handled: IndexError: again", Level.VERBOSE),
+    ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.launcher import watches
 from ddplaunch.launcher.watches import Timers
+from ddplaunch.protocol.launcher_agent import Report, ReportOfNode
 from tests.support import golden
 
 
@@ -76,3 +79,28 @@ def test_a_part_that_fails_is_told_and_not_called_again_and_the_others_go_on() -
     assert last.startswith("last at ")
     assert failed is part
     assert str(error) == "a bug at True"
+
+
+def test_an_event_that_one_watch_cannot_handle_reaches_those_behind_it_and_the_error_is_told() -> None:
+    told: list[Any] = []
+
+    class Broken(watches.Watch):
+        def on_event(self, index: int, event: object) -> None:
+            raise ValueError(f"a bug at {event}")
+
+        def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+            raise ValueError(f"a bug at {report}")
+
+    class Last(watches.Watch):
+        def on_event(self, index: int, event: object) -> None:
+            told.append((index, event))
+
+        def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+            told.append((index, participants, report))
+
+    every = watches.Watches(lambda *_: None)
+    every.all = (Broken(), Last())
+    for event in ("an event", ReportOfNode(1, (0, 1), WorkerActivity(0))):
+        with pytest.raises(ValueError, match="a bug at"):
+            every.on_node_event(0, event)
+    assert told == [(0, "an event"), (1, (0, 1), WorkerActivity(0))]
