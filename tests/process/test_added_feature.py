@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.process.test_removed_features import PACKAGE, run_copy
@@ -16,11 +17,13 @@ BEFORE = {"features/__init__.py": '    Feature("run_events"', "config.py": "    
 """Lines of files that there are; what the page adds comes before them."""
 
 WAITS_UNTIL_BOTH_NODES_ARE_NOTED = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 logs = pathlib.Path(sys.argv[1])
-while "".join(file.read_text() for file in logs.glob("*/events.jsonl")).count("old_checkpoint") < 2:
+while "".join(file.read_text() for file in logs.glob("**/events.jsonl")).count("old_checkpoint") < 2:
     time.sleep(0.02)
-raise ValueError("enough")
+if os.environ["RANK"] == "0":  # Of the node that serves, whose launcher gets the reports, and shows the failure page.
+    raise ValueError("enough")
+time.sleep(600)
 """
 
 
@@ -39,12 +42,18 @@ def with_feature(folder: Path) -> Path:
     return folder
 
 
-def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lines_of_the_page(tmp_path: Path) -> None:
-    folder = with_feature(tmp_path)
-    script, checkpoint, logs = tmp_path / "train.py", tmp_path / "model.pt", tmp_path / "logs"
+def job_with_old_checkpoint(folder: Path) -> tuple[Path, Path, Path]:
+    """Its script, the checkpoint, and a folder for logs."""
+    script, checkpoint, logs = folder / "train.py", folder / "model.pt", folder / "logs"
     script.write_text(WAITS_UNTIL_BOTH_NODES_ARE_NOTED)
     checkpoint.touch()
     os.utime(checkpoint, (0, 1_000_000_000))
+    return script, checkpoint, logs
+
+
+def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lines_of_the_page(tmp_path: Path) -> None:
+    folder = with_feature(tmp_path)
+    script, checkpoint, logs = job_with_old_checkpoint(tmp_path)
     options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint", checkpoint)
     done = run_copy(folder, *options, script, logs)
     assert done.returncode == 1, done.stderr
@@ -53,7 +62,25 @@ def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lin
     assert re.findall(r"^the checkpoint on (\S+) is .+ old$", page, re.MULTILINE) == ["node0", "node1"]
     (written,) = logs.glob("*/events.jsonl")
     events = [json.loads(line) for line in written.read_text().splitlines()]
-    assert {event["node"] for event in events if event["event"] == "old_checkpoint"} == {0, 1}
+    assert {event["host"] for event in events if event["event"] == "old_checkpoint"} == {"node0", "node1"}
     known = run_copy(folder, code="from ddplaunch.features.run_events.kinds import keys; print(*keys())")
     assert {key for event in events for key in event} <= {*known.stdout.split()}, known.stderr
     assert "--checkpoint FILE" in run_copy(folder, "--help").stdout
+
+
+def test_where_each_node_has_a_launcher_the_one_that_watches_the_job_notes_both_nodes(
+    port: int, tmp_path: Path
+) -> None:
+    folder = with_feature(tmp_path)
+    script, checkpoint, logs = job_with_old_checkpoint(tmp_path)
+    meet = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    options = (*meet, "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint", checkpoint)
+    with ThreadPoolExecutor() as pool:
+        launchers = [pool.submit(run_copy, folder, "-v", *options, script, logs) for _ in range(2)]
+        shown = [launcher.result().stderr for launcher in launchers]
+    assert not any("is ignored" in each for each in shown), shown
+    assert sorted(each.count("the checkpoint on ") for each in shown) == [0, 2], shown
+    events = [json.loads(line) for file in logs.rglob("events.jsonl") for line in file.read_text().splitlines()]
+    found = [event for event in events if event["event"] == "old_checkpoint"]
+    assert len(found) == 2
+    assert all(event["host"] and "node" not in event for event in found)
