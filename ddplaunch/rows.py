@@ -79,10 +79,13 @@ class Option:
             default. Empty: several options together decide, in ``cli.build_config``.
         gives: value of a flag.
         variable: name of a variable of the environment that has its text if it is not given.
-        only: conditions; if one does not hold, it has no effect.
+        only: conditions of an option with ``sets``; if one does not hold, it has no effect.
         names_hosts: it names hosts, all or some: with hosts, one launcher leads all nodes.
         heading: that of the help page below which it stands; of a feature's option.
         after: in place of ``heading``: it stands below this option. One with ``of`` stands below that.
+
+    Raises:
+        ValueError: it has ``only`` without ``sets``: whether such an option is given, nobody could tell.
     """
 
     def __init__(
@@ -110,6 +113,8 @@ class Option:
         heading: str = "",
         after: str = "",
     ) -> None:
+        if only and not sets:
+            raise ValueError(f"{names}: an option with `only` needs `sets`, the field by which it is seen to be given")
         self.names = names
         self.long_name = names.split()[-1]
         self.name = self.long_name.removeprefix("--").replace("-", "_")

@@ -133,3 +133,8 @@ def test_an_option_that_has_an_effect_is_accepted() -> None:
     ):
         config = launch_config(script="x.py", **settings)
         assert build_config.checked(config) is config
+
+
+def test_a_row_with_conditions_that_sets_no_field_is_refused_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match="--lr: an option with `only` needs `sets`"):
+        flag("--lr", "Learn.", only=(DRY_RUN,))
