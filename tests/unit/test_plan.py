@@ -73,6 +73,12 @@ def test_the_text_that_starts_the_agent_is_shown_with_v_only(machine: None, monk
         assert text not in page(found)
 
 
+def test_the_scheduler_that_was_found_is_shown_with_v_only(machine: None, monkeypatch: pytest.MonkeyPatch):
+    found = planned("SLURM_JOB_ID=77 SLURM_JOB_NODELIST=gpu[1-2] --nproc-per-node 8 train.py", monkeypatch)
+    assert "SLURM job 77" in page(found, is_verbose=True)
+    assert "SLURM job 77" not in page(found)
+
+
 def test_the_warnings(machine: None, monkeypatch: pytest.MonkeyPatch):
     def warnings(command: str) -> str:
         said = " ;; ".join(planned(command, monkeypatch).warnings)

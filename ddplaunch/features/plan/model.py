@@ -62,7 +62,8 @@ class Plan:
     """A run that has not started.
 
     Attributes:
-        starts: how the agents start: ``way`` of the transport, or "this node of several".
+        starts: how the agents start: ``way`` of the transport, "this node of several" or "this worker of several".
+        min_nodes, max_nodes: nodes in the sense of the glossary, also where each worker has a launcher.
         depends_on: the unknown fact that determines the ranks; empty if the ranks are known.
         command: command line of a worker.
         how: a worker is ``executed``, or ``forked`` from a process that has imported torch.
@@ -70,6 +71,7 @@ class Plan:
         given: variables of the user or of this machine that workers get, as ``NAME=VALUE``, with secrets masked.
         ranks: the workers of ``nodes``; empty if the ranks depend on something.
         injections: descriptions of the faults that the dry run injects.
+        details: what a run says only with ``-v``: the scheduler that was found.
     """
 
     dry_run: bool
@@ -87,3 +89,4 @@ class Plan:
     ranks: tuple[RankPlan, ...] = ()
     injections: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()

@@ -35,9 +35,13 @@ def as_json(plan: Plan) -> str:
 
 
 def page(plan: Plan, *, is_verbose: bool = False) -> str:
-    """The plan as text: at most about 40 lines for a job of any size. ``is_verbose``: show how agents start."""
+    """The plan as text: at most about 40 lines for a job of any size.
+
+    ``is_verbose``: show how agents start, and which scheduler was found.
+    """
     parts: list[Iterable[str]] = [
         _head(plan),
+        plan.details if is_verbose else (),
         _nodes(plan),
         _commands(plan, is_verbose=is_verbose),
         _environment_by_rank(plan),
@@ -61,6 +65,7 @@ def _head(plan: Plan) -> Iterator[str]:
     how = {
         "here": "simulated here, on the CPU with gloo in place of NCCL" if plan.dry_run else "on this machine",
         "this node of several": "with one ddplaunch process each",
+        "this worker of several": "with one ddplaunch process for each worker",
     }.get(plan.starts, f"started {plan.starts}")
     yield f"plan: {count} on {nodes}, {how}; {_restarts(plan.max_restarts)}"
     if plan.starts == "this node of several":

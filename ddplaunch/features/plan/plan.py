@@ -57,11 +57,14 @@ def plan(config: LaunchConfig) -> Plan:
     nodes = tuple(_node(config, index, spec, workers[index], gpus[index], firsts) for index, spec in enumerate(specs))
     ranks, common = _environs(config, nodes, specs, None if depends_on else tuple(count or 0 for count in counts))
     given = {name: value for name, value in config.remote.environ if name not in common}
+    nnodes = _nnodes(config)
+    if config.task:  # Until here it is the index among the launchers.
+        nodes = tuple(replace(node, node_rank=config.task.node_rank) for node in nodes)
     return Plan(
         dry_run=config.dry_run,
         starts=_starts(config),
-        min_nodes=config.rendezvous.min_nodes if config.rendezvous else config.min_nodes,
-        max_nodes=config.max_nodes,
+        min_nodes=nnodes[0],
+        max_nodes=nnodes[1],
         world_size=None if None in counts else sum(count or 0 for count in counts),
         depends_on=depends_on,
         max_restarts=config.max_restarts,
@@ -73,7 +76,15 @@ def plan(config: LaunchConfig) -> Plan:
         ranks=ranks,
         injections=tuple(describe(parse(text)) for text in config.injections),
         warnings=warnings(config, nodes, specs),
+        details=tuple(notice.text for notice in config.notices if notice.kind == "detail"),
     )
+
+
+def _nnodes(config: LaunchConfig) -> tuple[int, int]:
+    """The least and the greatest number of nodes. With a launcher for each worker, the settings count workers."""
+    if config.task:
+        return (len(config.task.tasks_per_node),) * 2
+    return config.rendezvous.min_nodes if config.rendezvous else config.min_nodes, config.max_nodes
 
 
 def _counts(config: LaunchConfig, specs: Sequence[AgentSpec]) -> tuple[list[tuple[str, ...] | None], list[int | None]]:
@@ -165,6 +176,8 @@ def _node(
 
 
 def _starts(config: LaunchConfig) -> str:
+    if config.task and config.each_node_has_launcher:
+        return "this worker of several"
     return "this node of several" if config.each_node_has_launcher else transports.row(config.transport).way
 
 
