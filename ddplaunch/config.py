@@ -149,7 +149,7 @@ class RendezvousConfig:
         participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
         departing: participants that leave after an attempt, if another one follows; as ``participants``.
         spares: number of hosts that can replace participants; as ``participants``.
-        attempt: number of the first round; above 0 where the launcher has moved the rendezvous.
+        attempt: number of the first round; above 0 where the launcher has begun another rendezvous.
         restarts_so_far: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
         interface: network interface whose address is ``local_addr``; ``local_addr`` takes precedence.

@@ -61,7 +61,7 @@ _DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
 
 
 class Agent(NodeServices):
-    """A node's part in one run, as far as its rendezvous and its parts do not know it. Main thread only."""
+    """What a node does in one run, besides what its rendezvous and its parts do. Main thread only."""
 
     def __init__(self, spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object], warm: Forked | None = None) -> None:
         """Choose devices and how workers start; no process runs yet, except for the forkserver ``warm``.
@@ -85,7 +85,7 @@ class Agent(NodeServices):
         self._helper_pids: dict[int, int] = {}
         self._last_start_at = 0.0
         # Why this node stops its workers; event handlers set these, conditions of ``wait`` read them.
-        # _failure: the attempt has failed, besides by a worker's exit. _rendezvous.stop_reason: other nodes end it.
+        # _failure: the attempt has failed, besides by a worker's exit. rendezvous.stop_reason: other nodes end it.
         # _stop_order: the run ends, for the launcher's order; or for _own_stop_reason, which only this node knows.
         self._failure: AttemptFailure | None = None
         self._stop_order: StopWorkers | None = None

@@ -1,9 +1,9 @@
 """The nodes that take part in a run, and where they meet. A spare takes the position of a node that is left out.
 
 Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable``), for nodes that are
-lost (``lost_nodes``), that must not be used again, and that should not. One rendezvous follows the other: when the node
-that serves it is lost, another node serves the next one. Where each node has a launcher, the nodes meet
-by themselves, and the coordinator decides which of them leave.
+lost (``lost_nodes``), that must not be used again, and that should not. When a rendezvous is lost, or the node that
+serves it, the first participant serves the next one. Where each node has a launcher, the nodes meet by themselves, and
+the coordinator decides which of them leave.
 """
 
 from __future__ import annotations

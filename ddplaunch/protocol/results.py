@@ -130,8 +130,8 @@ class RoundEnd:
     Attributes:
         attempt: number of the round.
         reason: why it ended, if no worker's failure ended it; empty otherwise.
-        cause: the first failure of a worker, possibly on another node; None if none failed. In an AttemptResult also
-            None if ``exits`` has all failures.
+        cause: the first failure of a worker, possibly on another node; None if none failed. In the
+            AttemptResult of a single node it is None: ``exits`` has it.
         hung: workers were stopped because no worker of the job wrote output for ``timeouts.hang_timeout_s``.
         node_leaves: why no further attempt may use a node; empty otherwise.
     """
@@ -167,8 +167,7 @@ class AttemptResult(RoundVerdict):
 
     Attributes:
         exits: how the workers ended, by rank; the record of an agent has only those of its node.
-        lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
-            the first failure.
+        lost_rendezvous: the attempt failed because the rendezvous was lost; only report.json has a use for it.
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them. Not
             what ``RunResult.collectives`` has: both are named by their key in report.json.

@@ -154,7 +154,7 @@ class Coordinator:
         return self.phase is Phase.WAITING and not self.assigned and len(self._waiting) >= self.min_nodes
 
     def may_take_part(self, node_index: int) -> bool:
-        """Whether a round may have this node. A node that its launcher has given up, or not named yet, may join."""
+        """Whether a round may have this node. One that its launcher does not name (any more, or yet) may not."""
         return not self.assigned or node_index in self.assigned
 
     @property

@@ -7,16 +7,17 @@ given. ``Coordinator`` calls it:
 ============================  ========================================  =========================================
 start                         who has the coordinator                   whose --max-restarts counts
 ============================  ========================================  =========================================
-one node                      the agent, in ``SingleNodeRendezvous``    its own
-one launcher leads all nodes  the member of the node that serves the    that of the run, which all nodes have
+one node                      the agent, in ``SingleNodeRendezvous``    the option
+one launcher leads all nodes  the member of the node that serves the    the option, equal in every ``AgentSpec``
                               rendezvous, in ``Server``
-each node has a launcher      the same                                  this node's; ``RoundFormed`` tells others
+each node has a launcher      the same                                  the option of the launcher on that node;
+                                                                        ``RoundFormed`` tells it to the others
 ============================  ========================================  =========================================
 
 The agents of all nodes get the verdict, and report it to their launcher (``AttemptEnded``). A launcher that leads all
 nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after a loss,
-``Participants.leave_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` refuses what a node says that restarts
-more often than the user allows.
+``Participants.leave_if_due`` after a verdict, and ``Shutdown``. ``RecordChecks`` counts a node as lost that reports
+more restarts than the user allows.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class RoundReports:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a node has failed by itself: not for the loss of its peers, nor for the hardware of one that leaves.
+        """Whether some worker has failed by itself: no lost peer and no broken hardware of a node explains it.
 
         Where nodes are stopped for another reason, a worker may fail because its peers are stopped before it. If the
         hardware of a node is the cause, all other failures are probably its consequences.
@@ -175,9 +176,9 @@ class Restarts:
     Attributes:
         limit: ``--max-restarts``.
         count: number of restarts so far.
-        causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended. A
-            coordinator on another node, after the rendezvous has moved, gets the count and not the causes: it needs
-            ``MAX_IDENTICAL_FAILURES`` rounds of its own before it calls them identical.
+        causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended. The
+            coordinator of a new rendezvous gets the count and not the causes: it needs ``MAX_IDENTICAL_FAILURES``
+            rounds of its own before it calls them identical.
     """
 
     limit: int
@@ -233,7 +234,7 @@ def too_few_nodes(remaining: int, needed: int, leaving: str = "", *, ends_rendez
         remaining: number of nodes that the next attempt could have, spares included.
         needed: the smallest number that the user allows.
         leaving: ``why_not_used_again`` of a node; empty if none leaves.
-        ends_rendezvous: that node serves the rendezvous, and no launcher moves it.
+        ends_rendezvous: that node serves the rendezvous, and no launcher begins another.
     """
     if remaining >= needed:
         return f"not restarted: {leaving}, and this node serves the rendezvous" if ends_rendezvous else ""
@@ -298,7 +299,7 @@ def _end(reports: RoundReports, restarts: Restarts, too_few: str) -> tuple[Outco
         return "failed", _PROCESSES_LEFT
     if reports.has_failed:
         why_no_restart = _STOPPED if reports.stop_reason else restarts.why_no_restart or too_few
-        # The user has read that the job can go on without the lost node.
+        # The user has read that the job can go on without the lost node: say why it does not.
         return "failed", _FAILED_TOO if reports.node_lost and why_no_restart == NEVER_RESTARTED else why_no_restart
     if reports.stop_reason:
         return "stopped", _STOPPED
