@@ -317,7 +317,7 @@ class Coordinator:
         """Once no node runs: the verdict for the participants and, after the last round, also for the waiting nodes."""
         if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
-        leaving = self._leaving()
+        leaving = self._not_used_again()
         decided = verdict(self.attempt, self._reports, self.restarts, self._too_few(leaving))
         if decided.attempt_follows:
             self.phase, self.attempt = Phase.WAITING, self.attempt + 1
@@ -336,7 +336,7 @@ class Coordinator:
 
     # Nodes that are not used again.
 
-    def _leaving(self) -> set[int]:
+    def _not_used_again(self) -> set[int]:
         """The nodes on the hosts of nodes that must not be used again; those that wait included."""
         hosts = {self._hosts[index] for index in self._reports.leaving}
         return {index for index in (*self.participants, *self._waiting) if self._hosts[index] in hosts}
@@ -347,8 +347,8 @@ class Coordinator:
         In place of a lost node of an elastic run another one may join. A launcher that leads all nodes ends the run by
         itself if it cannot replace a lost node.
         """
-        may_be_replaced = bool(self.assigned) or self.min_nodes < self.max_nodes
-        if not leaving and (may_be_replaced or not self._reports.node_lost):
+        others_may_come = bool(self.assigned) or self.min_nodes < self.max_nodes
+        if not leaving and (others_may_come or not self._reports.node_lost):
             return ""
         reason, here = self._reports.why_one_leaves, set(self.assigned) or {*self.participants, *self._waiting}
         remaining = len(here - self._lost - leaving) + self.spares

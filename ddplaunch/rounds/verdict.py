@@ -95,10 +95,10 @@ class RoundReports:
     What follows (``verdict``) is said by the first of these that holds:
 
     - processes of the attempt cannot be killed: the end;
-    - ``has_failed``: a worker has failed, and not because its peers were lost or stopped: a restart, if one is left
-      and can help;
+    - ``has_own_failure``: a worker has failed, and not because its peers were lost or stopped: a restart, if one is
+      left and can help;
     - ``stop_reason``: a node was stopped: the end;
-    - ``has_changed``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart,
+    - ``nodes_change``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart,
       if enough are left;
     - else all workers have succeeded: the end.
 
@@ -129,7 +129,7 @@ class RoundReports:
         return next((node.node_leaves for node in self.ended_nodes if node.node_leaves), "")
 
     @property
-    def has_changed(self) -> bool:
+    def nodes_change(self) -> bool:
         """Whether the nodes of the next round are others: one is lost, has joined, or has failed and leaves."""
         return self.node_lost or self.node_joined or self._failed_and_leaves
 
@@ -139,7 +139,7 @@ class RoundReports:
         return has_failed and not self.stop_reason
 
     @property
-    def has_failed(self) -> bool:
+    def has_own_failure(self) -> bool:
         """Whether some worker has failed by itself: no lost peer and no broken hardware of a node explains it.
 
         Where nodes are stopped for another reason, a worker may fail because its peers are stopped before it. If the
@@ -149,7 +149,7 @@ class RoundReports:
         if leaves and cause and cause.hardware:
             return False
         failed = [node for node in self.ended_nodes if node.outcome == "failed" and not (leaves and node.node_leaves)]
-        are_excused = self.has_changed or bool(self.stop_reason)
+        are_excused = self.nodes_change or bool(self.stop_reason)
         return any(not (are_excused and node.cause and first_failure.is_consequence(node.cause)) for node in failed)
 
     @property
@@ -268,44 +268,44 @@ def _programming_error(cause: WorkerExit | None) -> tuple[str, str] | None:
 # The verdict.
 
 
-def verdict(attempt: int, reports: RoundReports, restarts: Restarts, too_few: str) -> RoundVerdict:
+def verdict(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few: str) -> RoundVerdict:
     """The verdict on round ``attempt``, all of whose nodes have reported. Counts the restart, if one follows.
 
-    ``too_few``: why the nodes that are left form no further round, as ``too_few_nodes``; empty if they
-    can.
+    ``why_too_few``: why the nodes that are left form no further round, as ``too_few_nodes``; empty if they can.
     """
-    cause, has_failed = reports.cause, reports.has_failed
+    cause, has_own_failure = reports.cause, reports.has_own_failure
     # A lost node may be the cause of what then looks alike in several rounds; a script that gives up has its reason.
     restarts.note(cause if cause and (cause.give_up or not reports.node_lost) else None)
-    outcome, end = _end(reports, restarts, too_few)
-    is_change = not end and not has_failed
-    restarts.count += not end and has_failed
+    outcome, why_end = _end(reports, restarts, why_too_few)
+    is_restart = not why_end and has_own_failure
+    is_change = not why_end and not has_own_failure
+    restarts.count += is_restart
     return RoundVerdict(
         attempt,
         outcome,
         reason=reports.reason_told or (reports.stop_reason if outcome == "stopped" else ""),
-        cause=cause if outcome == "failed" and (has_failed or reports.leaving) else None,
+        cause=cause if outcome == "failed" and (has_own_failure or reports.leaving) else None,
         hung=any(node.hung for node in reports.ended_nodes),
-        node_leaves=reports.why_one_leaves if is_change or (end and end == too_few) else "",
-        attempt_follows=not end,
-        restart_follows=not end and has_failed,
-        decision=end or (_GOES_ON if is_change else f"restart {restarts.count} of {restarts.limit}"),
+        node_leaves=reports.why_one_leaves if is_change or (why_end and why_end == why_too_few) else "",
+        attempt_follows=not why_end,
+        restart_follows=is_restart,
+        decision=why_end or (_GOES_ON if is_change else f"restart {restarts.count} of {restarts.limit}"),
     )
 
 
-def _end(reports: RoundReports, restarts: Restarts, too_few: str) -> tuple[Outcome, str]:
+def _end(reports: RoundReports, restarts: Restarts, why_too_few: str) -> tuple[Outcome, str]:
     """The outcome of the round, and why the run ends with it; empty if another attempt follows."""
     if any(node.has_unkillable for node in reports.ended_nodes):
         return "failed", _PROCESSES_LEFT
-    if reports.has_failed:
-        why_no_restart = _STOPPED if reports.stop_reason else restarts.why_no_restart or too_few
+    if reports.has_own_failure:
+        why_no_restart = _STOPPED if reports.stop_reason else restarts.why_no_restart or why_too_few
         # The user has read that the job can go on without the lost node: say why it does not.
         return "failed", _FAILED_TOO if reports.node_lost and why_no_restart == NEVER_RESTARTED else why_no_restart
     if reports.stop_reason:
         return "stopped", _STOPPED
-    if reports.has_changed:
-        end = reason_not_to_restart(restarts.causes) or too_few
-        return "failed" if end or reports.leaving else "stopped", end
+    if reports.nodes_change:
+        why_end = reason_not_to_restart(restarts.causes) or why_too_few
+        return "failed" if why_end or reports.leaving else "stopped", why_end
     return "succeeded", _SUCCEEDED
 
 

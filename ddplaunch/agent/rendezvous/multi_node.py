@@ -72,14 +72,14 @@ class MultiNodeRendezvous(Rendezvous):
 
     @property
     def stop_reason(self) -> str | None:
-        if self._over_reason is not None:
-            return self._over_reason
+        if self._why_over is not None:
+            return self._why_over
         client = self._client
         is_stopped = client and client.formed and client.formed.round.attempt == client.stopped_attempt
         return "another node stopped the workers" if is_stopped else None
 
     @property
-    def _over_reason(self) -> str | None:
+    def _why_over(self) -> str | None:
         """Why this node's rendezvous is over for it: it is lost, or the launcher has assigned another; None if not."""
         client = self._client
         if self._one_launcher_leads and self._next_config and client:
@@ -90,7 +90,7 @@ class MultiNodeRendezvous(Rendezvous):
 
     @property
     def _is_over(self) -> bool:
-        return self._over_reason is not None
+        return self._why_over is not None
 
     @property
     def _endpoint(self) -> str:
@@ -174,8 +174,8 @@ class MultiNodeRendezvous(Rendezvous):
         """On the node that serves the rendezvous: stay until the others have heard that the job does not start."""
         if client.is_server:
             client.tell_progress(f"telling the other nodes that the job does not start, for up to {_TELL_S:.0f} s")
-            is_over = lambda: client.all_left or self._is_over or self._node.is_stopping()  # noqa: E731
-            self._node.wait(is_over, time.monotonic() + _TELL_S)
+            is_done = lambda: client.all_left or self._is_over or self._node.is_stopping()  # noqa: E731
+            self._node.wait(is_done, time.monotonic() + _TELL_S)
 
     def _connect(
         self, limit_s: float = NEVER, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
@@ -245,9 +245,9 @@ class MultiNodeRendezvous(Rendezvous):
         client.send(verdicts.workers_ended(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
         verdict = self._await_verdict(client, result.outcome == "succeeded")
         if verdict is None:
-            if not is_stopping and self._over_reason:
+            if not is_stopping and self._why_over:
                 return verdicts.of_lost_rendezvous(
-                    result, self._over_reason, goes_on=self._one_launcher_leads, has_unkillable=has_unkillable
+                    result, self._why_over, goes_on=self._one_launcher_leads, has_unkillable=has_unkillable
                 )
             if self._node.is_stopping():
                 return verdicts.of_stopped_node(result, self.stop_reason)
@@ -263,12 +263,12 @@ class MultiNodeRendezvous(Rendezvous):
         deadline = NEVER if succeeded else time.monotonic() + limit_s
         may_stop_early = succeeded or self._one_launcher_leads
 
-        def is_over() -> bool:
+        def is_done() -> bool:
             return client.verdict is not None or self._is_over
 
-        self._node.wait(lambda: is_over() or (may_stop_early and self._node.is_stopping()), deadline)
+        self._node.wait(lambda: is_done() or (may_stop_early and self._node.is_stopping()), deadline)
         if self._one_launcher_leads and self._node.is_stopping():  # The launcher stops all nodes.
-            self._node.wait(is_over, time.monotonic() + _CLOSE_S)
+            self._node.wait(is_done, time.monotonic() + _CLOSE_S)
         return client.verdict
 
     def report_stop(self) -> None:
