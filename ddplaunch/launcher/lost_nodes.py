@@ -279,4 +279,4 @@ class LostNodes:
         if participants.is_cut_off(node) and participants.can_continue_without(node):
             self.count_as_lost(node, f"{node.host} cannot join the others ({reason})")
         else:
-            participants.move_rendezvous(node, reason)
+            participants.begin_new_rendezvous(node, reason)

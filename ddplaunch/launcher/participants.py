@@ -1,9 +1,9 @@
 """The nodes that take part in a run, and where they meet. A spare takes the position of a node that is left out.
 
-Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable``), for nodes that are
-lost (``lost_nodes``), that must not be used again, and that should not. When a rendezvous is lost, or the node that
-serves it, the first participant serves the next one. Where each node has a launcher, the nodes meet by themselves, and
-the coordinator decides which of them leave.
+Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable_count``), for nodes
+that are lost (``lost_nodes``), that must not be used again, and that should not. When a rendezvous is lost, or the node
+that serves it, the first participant serves the next one. Where each node has a launcher, the nodes meet by themselves,
+and the coordinator decides which of them leave.
 """
 
 from __future__ import annotations
@@ -160,21 +160,21 @@ class Participants:
     # What the run has without some of its nodes.
 
     @property
-    def dispensable(self) -> int:
+    def dispensable_count(self) -> int:
         """How many participants the run can do without: spares replace them, or the world shrinks."""
-        remaining, needed = self.remaining_without()
+        remaining, needed = self.counts_without()
         return max(0, remaining - needed) if self._rendezvous else 0
 
     def can_continue_without(self, node: Node) -> bool:
         """Whether ``node`` is a participant that the run can do without."""
-        return node.index in self.indices and self.dispensable > 0
+        return node.index in self.indices and self.dispensable_count > 0
 
     @property
     def spares(self) -> int:
         """Number of hosts on which a node can still be started."""
         return len(set(range(len(self.nodes.all), len(self.nodes.hosts))) - self._passed_over)
 
-    def remaining_without(self, *nodes: Node) -> tuple[int, int]:
+    def counts_without(self, *nodes: Node) -> tuple[int, int]:
         """How many nodes, spares included, the run has without ``nodes``, and how many it needs."""
         participants = set(self.indices) - {node.index for node in nodes}
         return len(participants) + self.spares, self._min_nodes
@@ -209,7 +209,7 @@ class Participants:
         if spare:
             self._show(f"{spare.host} replaces {node.host}", Level.NORMAL)
         if len(self.indices) >= self._min_nodes:
-            self._forget(node)
+            self._take_out(node)
         self.on_changed()
 
     def _start_spare(self) -> Node | None:
@@ -243,11 +243,11 @@ class Participants:
 
         departing = self.departing
         if why := why_not_used_again(result.exits):
-            if not self.dispensable:
-                raise LaunchError(quote(too_few_nodes(*self.remaining_without(node), why), _MAX_REASON), "", HARDWARE)
+            if not self.dispensable_count:
+                raise LaunchError(quote(too_few_nodes(*self.counts_without(node), why), _MAX_REASON), "", HARDWARE)
             self._show(quote(why, _MAX_REASON), Level.ALWAYS)
             self.leave(node)
-        elif node.index in departing and self.dispensable:
+        elif node.index in departing and self.dispensable_count:
             self._show(f"{node.host} leaves the run: {quote(departing[node.index], _MAX_REASON)}", Level.NORMAL)
             self.leave(node)
         elif node.index in departing:  # The coordinator waits for this.
@@ -265,7 +265,7 @@ class Participants:
         """Remove ``node`` from the participants, without replacement."""
         self.indices.remove(node.index)
         if self.indices:
-            self._forget(node)
+            self._take_out(node)
 
     # The rendezvous.
 
@@ -320,7 +320,7 @@ class Participants:
             self._tries = 0
             self._lost_by.clear()
 
-    def _forget(self, removed: Node) -> None:
+    def _take_out(self, removed: Node) -> None:
         """``removed`` takes part no longer; if it served, there is no rendezvous until the next ``on_changed``."""
         if self.server == removed.index:
             self.server = None
@@ -354,7 +354,7 @@ class Participants:
         loses_all = len(self._lost_by) >= _MAX_LOST_BY_ONE and set(self._lost_by) == {node.index}
         return loses_all and node.index != self.server
 
-    def move_rendezvous(self, node: Node, reason: str) -> None:
+    def begin_new_rendezvous(self, node: Node, reason: str) -> None:
         """``node`` has lost the present rendezvous: the nodes start another, unless ``node`` takes part no longer.
 
         Raises:

@@ -82,7 +82,7 @@ class Launcher:
         self.participants.continue_without(self._nodes.all[index])
 
     def move(self) -> None:
-        self.participants.move_rendezvous(self._nodes.all[3], "its member has ended")
+        self.participants.begin_new_rendezvous(self._nodes.all[3], "its member has ended")
 
     def drain(self) -> None:
         self.participants.set_departing({3: "drained"})

@@ -127,7 +127,7 @@ class NodeWatch(Watch):
         """Tell the coordinator which of these nodes depart: as many as the run can do without. Returns them."""
         if not self._config.one_launcher_leads:
             return {}
-        free = reasons[: self._participants.dispensable]
+        free = reasons[: self._participants.dispensable_count]
         departing = {node.index: reason for node, reason in free if node.index in self._running}
         self._participants.set_departing(departing)
         return departing
