@@ -97,7 +97,9 @@ def test_the_loss_of_the_node_that_serves_ends_the_job_on_all_others_with_that_c
     for each in nodes[1:]:
         done = each.finish()
         assert done.returncode == NODE_LOST, done.err
-        assert "the rendezvous at node1:29400 is lost: " in done.err
+        assert re.search(r"the job failed =+\nthe rendezvous at node1:29400 is lost: ", done.err), (
+            "of each: rank 0 is lost"
+        )
     nodes[0].finish()
     wait_until(lambda: not lab.leftovers())
 

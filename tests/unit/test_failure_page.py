@@ -248,12 +248,17 @@ def test_one_launcher_of_a_job_shows_the_page_and_the_others_a_line() -> None:
     line = "rank 1 on node0 failed: exit code 7; the launcher on node0 shows the failure page"
     line += "; report of this node in /runs/r1"
     assert failure_page.summary(elsewhere) == line
-    without = {"reason": "node2 is lost", "first_failure": None}
+    without = {"reason": "nothing moved for 60 s", "first_failure": None}
     assert not failure_page.is_shown_elsewhere(failed(stopped(0), **without))
-    lost = failed(other, **without, run_dir=None)
-    assert failure_page.is_shown_elsewhere(lost)
-    assert failure_page.summary(lost) == "node2 is lost"
+    hung = failed(other, **without, run_dir=None)
+    assert failure_page.is_shown_elsewhere(hung)
+    assert failure_page.summary(hung) == "nothing moved for 60 s"
     assert not failure_page.is_shown_elsewhere(failed(attempts=()))
+
+
+def test_after_the_loss_of_a_node_each_launcher_shows_the_page_since_that_of_rank_0_may_be_gone() -> None:
+    lost = failed(stopped(8), reason="node0 is lost", first_failure=None, exit_code=NODE_LOST)
+    assert not failure_page.is_shown_elsewhere(lost)
 
 
 # Hints.

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.errors import INTERNAL
+from ddplaunch.errors import INTERNAL, NODE_LOST
 from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import NEVER_RESTARTED
@@ -90,11 +90,14 @@ def _reasons(attempt: AttemptResult) -> list[str]:
 def is_shown_elsewhere(result: RunResult) -> bool:
     """Of a job with a launcher on every node: whether the launcher of another node shows the page.
 
-    It is the launcher of the rank that failed first; if no rank has failed, of rank 0.
+    It is the launcher of the rank that failed first; if no rank has failed, of rank 0. After the loss of a node each
+    shows it: that of rank 0 may be gone, and no launcher knows who is left.
     """
+    first = result.first_failure
+    if first is None and result.exit_code == NODE_LOST:
+        return False
     own = {exit_.rank for exit_ in result.attempts[-1].exits} if result.attempts else set()
-    shown_by = result.first_failure.rank if result.first_failure else 0
-    return bool(own) and shown_by not in own
+    return bool(own) and (first.rank if first else 0) not in own
 
 
 def summary(result: RunResult) -> str:
