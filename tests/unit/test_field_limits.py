@@ -27,9 +27,11 @@ from ddplaunch.protocol.launcher_agent import (
     FROM_OWN_AGENT,
     AttemptEnded,
     FirstRoundFormed,
+    OfRanks,
     Order,
     Output,
     Pong,
+    Report,
     ReportOfNode,
     RunIdAgreed,
     of_host,
@@ -214,3 +216,11 @@ def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:
     # The launcher writes the host of a HealthFinding itself.
     seen = {Output, WorkerActivity, RankEvidence, NodeEvidence, CollectivesSampled, SessionOpened, WorkerExit}
     assert named == {*seen, HardwareOfNode, HealthFinding}
+
+
+def test_a_report_that_names_ranks_is_compared_with_the_ranks_of_its_node() -> None:
+    reports = [each for each in features.records("FROM_AGENT") if issubclass(each, Report)]
+    fields = {each: {field.name for field in dataclasses.fields(each)} for each in reports}
+    names_ranks = [each for each in reports if {"rank", "ranks"} & fields[each]]
+    assert names_ranks
+    assert [each.__name__ for each in names_ranks if not issubclass(each, OfRanks)] == []
