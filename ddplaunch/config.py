@@ -254,7 +254,10 @@ class AgentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig(AgentConfig):
-    """The settings of one run, in groups. The names are those of the options, with the unit where there is one.
+    """The settings of one run, in groups. Most names are those of the options, with the unit where there is one.
+
+    ``sets`` of an option's row names its field. Fields of a group that agents get are sent as JSON: numbers, texts,
+    None, ``Literal``, tuples, frozensets, dictionaries and dataclasses of these.
 
     Attributes:
         script: path of the script, name of the module, or program, according to ``entry``.

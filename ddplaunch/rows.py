@@ -200,8 +200,8 @@ class SchedulerRow:
 
     Attributes:
         word: the value of ``--cluster`` that selects it.
-        starts: it is an MPI launcher, which may run in a step of a job; or what starts a step, which is in a job; or
-            what starts the job's script, or a pod.
+        starts: ``mpi``: an MPI launcher, which may run in a step. ``step``: what starts a step of a job, like srun.
+            ``job``: what starts the job's script, or a pod. The innermost comes first: mpi, step, job.
         variables: environment variables that are all set where this scheduler started ddplaunch.
         read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
             None if they are those of another job, or say too little.
@@ -209,8 +209,8 @@ class SchedulerRow:
         own: patterns of the names of its variables, which are not forwarded to other machines.
         ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
             shows a usage error.
-        job: variables that identify a job, in one row of each scheduler; the first is set in all of its processes. A
-            keeper serves and outlives no other job.
+        job: variables that identify a job. Give them in one row of each scheduler. The first variable is set in every
+            process of the job. A keeper serves and outlives no other job.
         job_processes: names of the processes that contain a job and end with it. Empty: the outermost process with the
             job's first variable counts as it.
     """

@@ -100,22 +100,25 @@ class Advice:
 class SchedulerInfo:
     """The scheduler that started ddplaunch, and the facts that its environment variables hold.
 
-    An ``allocation`` needs ``find_hosts``, and ``transport`` if they are not reached over SSH. Where there are several
-    launchers, all need the same ``first_host``, ``token`` and ``ports``, or ``find_endpoint``, which asks for them;
-    one of them ``is_server``; and each for a ``task`` has that.
+    What each ``kind`` needs, besides ``name``, ``description`` and ``is_server``:
+
+    - ``allocation``: ``find_hosts``, and ``transport`` if they are not reached over SSH.
+    - ``node``, of several: ``index`` and ``launchers``, if they are known. All launchers need the same ``first_host``,
+      ``token`` and ``ports``, or ``find_endpoint``, which asks for them. One launcher ``is_server``.
+    - ``task``: the same, and ``task``.
 
     Attributes:
         name: the scheduler's name, for messages.
         kind: how ddplaunch was started. ``node``: once per node. ``task``: once per worker; this process is for the
             worker ``task``. ``allocation``: once, for all nodes.
         description: one line for ``-v``.
-        index: this launcher's number among ``launchers``; None if unknown.
+        index: this launcher's number among ``launchers``, for a ``task`` its rank; None if unknown.
         launchers: number of launchers that were started, one per node, or one per worker for a ``task``; None if
             unknown. Each has one agent in the rendezvous.
-        find_hosts: for an ``allocation``: returns its nodes in the scheduler's order. It may search them, as in a file,
-            and raise UsageError.
-        transport: how these are reached.
-        this_host: the name of this machine among these, where the environment says it.
+        find_hosts: for an ``allocation``: returns its nodes in the scheduler's order. It may read a file, but
+            runs no command, and may raise UsageError.
+        transport: name of the row of ``transport.transports.TABLE`` by which the hosts are reached.
+        this_host: which of the hosts of ``find_hosts`` this machine is, by name, if the environment says it.
         find_endpoint: returns the SchedulerInfo that it gets with the endpoint, for which it may ask the other
             launchers, or raises UsageError; None: the variables always name the endpoint.
         first_host: host that serves the rendezvous; None if unknown.

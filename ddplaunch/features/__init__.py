@@ -51,7 +51,8 @@ class Feature(NamedTuple):
         before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
             one of them, or with ``only``. The agent starts after ``prepare``: both import late what they need.
         only: a setting, too: the launcher of a run without it has no part of the feature.
-        declares: the package itself has ``rows``, ``EVENTS`` or ``worker_environ``; without, a command starts sooner.
+        declares: the package itself has ``rows``, ``EVENTS`` or ``worker_environ``. False: commands do not import the
+            package, and what it declares is not seen.
     """
 
     name: str
@@ -97,7 +98,7 @@ FEATURES = (
 known before others ask for them, the last usage sample comes before what takes time, and events.jsonl ends when all
 others have noted what they know.
 
-Their options stand in it below a heading of the help page.
+Options of features stand in this order below their heading of the help page.
 """
 
 

@@ -158,8 +158,9 @@ class CommandTransport(Transport):
     @staticmethod
     @abc.abstractmethod
     def carrier(config: LaunchConfig, host: Host) -> tuple[str, ...]:
-        """The command and its options; behind them follows what it executes on ``host``.
+        """The command and its options; ddplaunch appends ``/bin/sh -c COMMAND``, to be executed on ``host``.
 
+        ``--plan`` calls it, too: it starts nothing and contacts nobody. Forwarded variables travel over stdin.
         It carries stdin and stdout without a terminal, ends at SIGTERM, and exits with the code of what it executes.
         ``host`` has a user and a port only with ``TransportRow.takes_logins``.
         """

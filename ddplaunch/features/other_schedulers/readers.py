@@ -48,7 +48,7 @@ def _mpi(
         token=token,
         is_server=rank == 0,
         task=task if local_size > 1 else None,
-        find_endpoint=partial(_find_endpoint, environ, f" ({export})"),
+        find_endpoint=partial(_find_endpoint, environ, export),
         advice=Advice(per_node=per_node),
     )
 
@@ -56,13 +56,14 @@ def _mpi(
 def _find_endpoint(environ: Mapping[str, str], export: str, scheduler: SchedulerInfo) -> SchedulerInfo:
     """``scheduler`` with the endpoint that its tasks exchange, if their variables do not name it.
 
-    ``export``, in messages: how variables are given to all tasks.
+    ``export``, in messages: what gives variables to all tasks, like ``mpirun -x``; empty: they name nothing.
 
     Raises:
         UsageError: there is no endpoint.
         LaunchError: no room for a thread.
     """
-    hint = f"Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all{export}."
+    how = f" ({export})" if export else ""
+    hint = f"Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all{how}."
     if not (scheduler.first_host and scheduler.ports):
         try:
             scheduler = _exchanged(environ, scheduler)
@@ -171,7 +172,10 @@ def pbs(environ: Mapping[str, str]) -> SchedulerInfo:
 
 
 def _started_without_facts(environ: Mapping[str, str], name: str, starter: str) -> SchedulerInfo:
-    """One of the processes that ``starter`` started, one per node; it must not start the other nodes over ssh."""
+    """One of the processes that ``starter`` started, one per node; it must not start the other nodes over ssh.
+
+    With ``--nnodes`` alone it has to find the others: ``find_endpoint`` asks a process manager, or says what to give.
+    """
     warning = (
         f"{starter} started ddplaunch on this node without any information about the others: start ddplaunch once, in "
         "the job script, or on every node with --nnodes, --node-rank and --rdzv-endpoint"
