@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _QUEUE_BYTES = 16 << 20
-_ENTRY_BYTES = 512
+_ENTRY_BYTES, _RUN_BYTES = 512, 40
 """Memory of a queue entry besides its data, so that the limit also holds for millions of short entries."""
 
 _MAX_UNREAD = 8
@@ -94,7 +94,7 @@ class Outbox:
 
     def _queue(self, header: wire.Chunk, data: bytes) -> None:
         self._output.append((header, data))
-        self._queued_bytes += len(data) + _ENTRY_BYTES
+        self._queued_bytes += _memory(header, data)
         self._changed.notify_all()
 
     def drain(self, stall_s: float, between: Callable[[], object] = lambda: None) -> None:
@@ -169,13 +169,20 @@ class Outbox:
     def _next_piece(self) -> tuple[wire.Chunk, bytes]:
         """The next output; a long one is cut after a line, so that a record can overtake the rest."""
         header, data = self._output.popleft()
-        self._queued_bytes -= len(data) + _ENTRY_BYTES
+        self._queued_bytes -= _memory(header, data)
         cut = data.rfind(b"\n", 0, _PIECE_BYTES) + 1
         if len(data) <= _PIECE_BYTES or not cut or not isinstance(header, Output) or header.runs:
             return header, data
-        self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0, goes_on=False), data[cut:]))
-        self._queued_bytes += len(data) - cut + _ENTRY_BYTES
+        rest = replace(header, nbytes=len(data) - cut, lost_lines=0, goes_on=False), data[cut:]
+        self._output.appendleft(rest)
+        self._queued_bytes += _memory(*rest)
         return replace(header, nbytes=cut), data[:cut]
+
+
+def _memory(header: wire.Chunk, data: bytes) -> int:
+    """What a queued output takes, in bytes."""
+    runs = len(header.runs) if isinstance(header, Output) else 0
+    return len(data) + runs * _RUN_BYTES + _ENTRY_BYTES
 
 
 @dataclass(frozen=True)

@@ -155,10 +155,14 @@ class Shutdown:
         if now >= self._kill_at:
             self._kill_at, self.has_killed = NEVER, True
             for node in self._nodes.connected:
-                if node.state is not NodeState.HELD:
+                if node.state is not NodeState.HELD or self._has_bug:  # What holds it may be what has failed.
                     self._messages.show(f"the agent on {node.host} does not respond and is killed", Level.ALWAYS)
                     node.handle.kill()
         return self._kill_at
+
+    @property
+    def _has_bug(self) -> bool:
+        return self.error is not None and self.error.exit_code == INTERNAL
 
     def collect_signals(self, mailbox: Mailbox[object]) -> int:
         """At the end of the run: count what has arrived meanwhile. Returns how often the run was asked to stop."""

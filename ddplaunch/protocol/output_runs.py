@@ -17,12 +17,12 @@ def runs_of(header: Output, data: bytes) -> Iterable[tuple[Output, bytes]]:
     """The output of each stream, in order, with a header of its own; two runs of a stream share one.
 
     Raises:
-        ValueError: the runs are not those of ``data``.
+        ValueError: the runs are not those of ``data``, or not of whole lines after others.
     """
     if not header.runs:
         return ((header, data),)
-    if sum(header.runs) != len(data):
-        raise ValueError("the runs of an output are not as long as its bytes")
+    if sum(header.runs) != len(data) or 0 in header.runs or header.lost_lines or header.goes_on:
+        raise ValueError("the runs of an output are not those of its bytes")
     other: StreamName = "stderr" if header.stream == "stdout" else "stdout"
     headers = itertools.cycle((replace(header, runs=()), replace(header, runs=(), stream=other)))
     ends = itertools.accumulate(header.runs)

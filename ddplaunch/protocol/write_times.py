@@ -7,12 +7,15 @@ the same for all processes of a machine (clock_gettime(2), CLOCK_MONOTONIC). The
 
 from __future__ import annotations
 
+import re
 import struct
 
 _MAGIC = bytes.fromhex("00 1b 9c 7a d1 e3 44 5f 88 b2 0c f1 e5 a6 d7 0f")
 """No text has it: a zero byte first, and bytes that are not UTF-8."""
 
 _TIME = struct.Struct("<Q")
+
+_MARK = re.compile(re.escape(_MAGIC) + b"(.{8})", re.DOTALL)
 
 MARK_BYTES = len(_MAGIC) + _TIME.size
 
@@ -29,19 +32,18 @@ def pieces(data: bytes, time_ns: int) -> tuple[list[tuple[int, bytes]], bytes]:
     """
     if _MAGIC[0] not in data:
         return [(time_ns, data)], b""
-    first, *marked = data.split(_MAGIC)
-    rest = b""
-    if marked and len(marked[-1]) < _TIME.size:
-        rest = _MAGIC + marked.pop()
-    found = [(time_ns, first), *((_TIME.unpack_from(part)[0], part[_TIME.size :]) for part in marked)]
-    if not rest:
-        time_ns, last = found.pop()
-        rest = _begun_mark(last)
-        found.append((time_ns, last[: len(last) - len(rest)]))
+    first, *marked = _MARK.split(data)
+    times = (_TIME.unpack(text)[0] for text in marked[::2])
+    found = [(time_ns, first), *zip(times, marked[1::2], strict=True)]
+    time_ns, last = found.pop()
+    rest = _begun_mark(last)
+    found.append((time_ns, last[: len(last) - len(rest)]))
     return [(time_ns, part) for time_ns, part in found if part], rest
 
 
 def _begun_mark(data: bytes) -> bytes:
     """The end of ``data`` that may be the beginning of a mark."""
-    start = data.rfind(_MAGIC[:1], -len(_MAGIC))
-    return data[start:] if start >= 0 and _MAGIC.startswith(data[start:]) else b""
+    for start in range(max(0, len(data) - MARK_BYTES + 1), len(data)):
+        if _MAGIC.startswith(data[start : start + len(_MAGIC)]):
+            return data[start:]
+    return b""

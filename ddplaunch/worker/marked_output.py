@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import stat
 import sys
 import time
@@ -39,12 +40,16 @@ class _Marking:
         return _write_marked(self._file.fileno(), data)
 
 
-def _write_marked(fd: int, data: bytes) -> int:
+def _write_marked(fd: int, data: bytes) -> int | None:
+    """As ``FileIO.write``. No other writer comes within a mark: writes of up to PIPE_BUF are whole (pipe(7))."""
     head = mark(time.monotonic_ns())
-    written = os.writev(fd, (head, data))
-    while written < MARK_BYTES:  # A signal came when the pipe was full.
-        written += os.write(fd, head[written:])
-    return written - MARK_BYTES
+    try:
+        if MARK_BYTES + memoryview(data).nbytes <= select.PIPE_BUF:
+            return os.writev(fd, (head, data)) - MARK_BYTES
+        os.write(fd, head)
+        return os.write(fd, data)
+    except BlockingIOError:  # The script, or a program that it has started, has made the pipe non-blocking.
+        return None
 
 
 def _identity(fd: int) -> tuple[int, int]:

@@ -104,6 +104,14 @@ def test_each_port_is_told(faults: GpuFaults, sent: list[object]) -> None:
     assert [text.partition(": ")[0] for text in told] == ["mlx5_0:1", "mlx5_1:1"]
 
 
+def test_a_port_that_is_down_at_the_start_is_told_after_a_late_answer(faults: GpuFaults, sent: list[object]) -> None:
+    late = GpuFaults(faults.gpus, faults._spec, sent.append)
+    up = [IbPort(name=f"mlx5_{number}:1", state="ACTIVE") for number in range(3)]
+    hear(late, GpusRead(missing="NVML has not answered"))
+    hear(late, GpusRead(ports=(*up, IbPort(name="mlx5_3:1", state="DOWN"))))
+    assert "ib-down" in {finding.rule for finding in sent if isinstance(finding, HealthFinding)}
+
+
 def test_without_nvml_the_kernels_log_is_read(faults: GpuFaults, monkeypatch: pytest.MonkeyPatch) -> None:
     logged = (("0000:10:00", 48), ("0000:11:00", 79))
     monkeypatch.setattr(gpu_faults.gpu_events, "recent_xids", lambda _: logged)

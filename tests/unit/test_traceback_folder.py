@@ -23,6 +23,7 @@ class Shown:
         self.pieces: list[tuple[int, bytes]] = []
         self.attempts: list[tuple[int, bytes]] = []
         self.notes: list[str] = []
+        self.lost_lines = 0
         self.console: Any = SimpleNamespace(is_plain=is_plain, show=self._note, flushes=[])
         self.folder = TracebackFolder(self.console, folds_lost_peers=folds_lost_peers)
         self._output = self.folder.on_output(self._take)
@@ -33,9 +34,12 @@ class Shown:
     def _take(self, header: Output, data: bytes) -> None:
         self.pieces.append((header.rank, data))
         self.attempts.append((header.attempt, data))
+        self.lost_lines += header.lost_lines
 
-    def write(self, rank: int, data: bytes, attempt: int = 0, stream: StreamName = "stderr") -> None:
-        self._output(Output("node1", rank, rank, stream, len(data), attempt=attempt), data)
+    def write(
+        self, rank: int, data: bytes, attempt: int = 0, stream: StreamName = "stderr", lost_lines: int = 0
+    ) -> None:
+        self._output(Output("node1", rank, rank, stream, len(data), attempt=attempt, lost_lines=lost_lines), data)
 
     def text(self, rank: int) -> bytes:
         self.console.flushes[0]()
@@ -73,13 +77,15 @@ def test_ctrl_c_interrupts_each_rank_elsewhere_and_is_one_event() -> None:
     assert shown.notes == ["ranks 1-3: the same traceback (KeyboardInterrupt)"]
 
 
+LOST = "lost a peer or did not reach it; tracebacks are in the logs, and shown with -v"
 GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:{}"
 )
 NCCL = """\
 torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited or network error
 ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
-Last error:"""
+Last error:
+socketPollConnect: connect returned Connection refused"""
 
 
 @pytest.mark.parametrize("exception", [GLOO, NCCL])
@@ -89,8 +95,47 @@ def test_ranks_that_have_lost_a_peer_are_named(exception: str) -> None:
         for each in (shown, verbose):
             each.write(rank, b"before\n" + raised(exception.format(rank)) + b"after\n")
     assert {shown.text(rank) for rank in (0, 2, 3)} == {b"before\nafter\n"}
-    assert shown.notes == ["ranks 0, 2-3 lost a peer; tracebacks are in the logs, and shown with -v"]
+    assert shown.notes == [f"ranks 0, 2-3 {LOST}"]
     assert verbose.text(0) == b"before\n" + raised(exception.format(0)) + b"after\n"
+
+
+def test_what_belongs_to_a_lost_peer_is_folded_in_whatever_pieces_it_comes() -> None:
+    data = raised(NCCL, rank=1) + b"after\n"
+    for cut in range(data.index(b"\n") + 1, len(data)):
+        shown = Shown()
+        shown.write(1, data[:cut])
+        shown.write(1, data[cut:])
+        assert shown.text(1) == b"after\n", data[:cut]
+
+
+CAUSE = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def test_a_chain_is_folded_whole_or_not_at_all() -> None:
+    lost, own = raised(GLOO), raised("ValueError: own")
+    for chain in (lost + CAUSE + own, own + CAUSE + lost):
+        shown = Shown()
+        shown.write(0, chain + b"after\n")
+        assert (shown.text(0), shown.notes) == (chain + b"after\n", [])
+    shown = Shown()
+    shown.write(0, lost + CAUSE[:9])
+    shown.write(0, CAUSE[9:] + lost)
+    assert shown.text(0) == b""
+
+
+def test_stdout_does_not_overtake_a_traceback_of_its_rank() -> None:
+    shown = Shown()
+    shown.write(0, raised())
+    shown.write(0, b"next\n", stream="stdout")
+    assert [data for _, data in shown.pieces] == [raised(), b"next\n"]
+
+
+def test_lines_that_were_lost_while_a_traceback_is_held_are_told() -> None:
+    shown = Shown()
+    shown.write(0, raised()[:60], lost_lines=2)
+    shown.write(0, raised()[60:], lost_lines=3)
+    shown.text(0)
+    assert shown.lost_lines == 5
 
 
 def test_a_script_that_cannot_reach_a_server_has_lost_no_peer() -> None:

@@ -111,6 +111,40 @@ os.waitpid(child, 0)
     assert shown_of(program) == "first\nsecond\nthird\n"
 
 
+@pytest.mark.parametrize("writers", ["children", "threads"])
+def test_no_mark_is_torn_where_several_write_lines_longer_than_a_page(writers: str) -> None:
+    program = """
+import random, threading
+def write(who):
+    for number in range(300):
+        print(chr(65 + who) * random.randrange(4060, 4110), file=(sys.stdout, sys.stderr)[number % 2])
+if sys.argv[1] == "children":
+    for who in range(6):
+        if os.fork() == 0:
+            write(who)
+            os._exit(0)
+    for who in range(6):
+        os.wait()
+else:
+    threads = [threading.Thread(target=write, args=(who,)) for who in range(6)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+    text = shown_of(program, writers)
+    assert set(text) <= set("ABCDEF\n")
+    assert text.count("\n") == 1800
+
+
+def test_a_stream_that_does_not_block_drops_what_the_pipe_does_not_take() -> None:
+    program = """
+os.set_blocking(1, False)
+os.set_blocking(2, False)
+for number in range(400):
+    print("x" * 60_000, file=(sys.stdout, sys.stderr)[number % 2])
+"""
+    assert set(shown_of(program)) <= set("x\n")
+
+
 def test_a_file_of_the_script_has_no_marks(tmp_path: Path) -> None:
     program = """
 print("first", file=sys.stderr)

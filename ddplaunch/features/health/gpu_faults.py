@@ -71,6 +71,7 @@ class GpuFaults:
         self.memory: tuple[GpuReading, ...] | None = None
         self.used_at_start: dict[int, int] = {}
         self.ports: tuple[IbPort, ...] = ()
+        self._has_ports = False
 
     def on_answer(self, answer: GpusRead | GpuEvent) -> None:
         """Judge an answer of the reader, which ``gpus`` knows already."""
@@ -99,10 +100,8 @@ class GpuFaults:
         if answer.missing or not self._spec.has_peers:
             return []
         before, self.ports = self.ports, answer.ports
-        found = (
-            rules.ports_at_start(self.ports) if self._before is None else rules.ports_while_running(before, self.ports)
-        )
-        return list(found)
+        is_first, self._has_ports = not self._has_ports, True
+        return list(rules.ports_at_start(self.ports) if is_first else rules.ports_while_running(before, self.ports))
 
     def _of_silence(self, missing: str) -> list[HealthFinding]:
         is_new = not self._missing and is_worth_telling(missing, has_gpus=self._has_gpus)

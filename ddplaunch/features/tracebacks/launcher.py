@@ -31,10 +31,15 @@ _MAX_HELD_BYTES = 1 << 18
 _RANK = rb"(?:\[rank\d+\]: )?"  # Of torch's excepthook.
 _TITLE = rb"Traceback \(most recent call last\):\n"
 _BEGIN = re.compile(rb"^" + _RANK + _TITLE, re.MULTILINE)
-_MORE_OF_NCCL = rb"(?:" + _RANK + rb"(?:nccl\w+Error: .*|Last error:)\n)*"
-_WHOLE = re.compile(
-    _RANK + _TITLE + rb"(?:" + _RANK + rb"(?:[ \t].*)?\n)*" + _RANK + rb"(?P<exception>\S.*\n)" + _MORE_OF_NCCL
+_MORE_OF_NCCL = rb"(?:" + _RANK + rb"nccl\w+Error: .*\n|" + _RANK + rb"Last error:\n" + _RANK + rb".*\n)*"
+_ONE = _RANK + _TITLE + rb"(?:" + _RANK + rb"(?:[ \t].*)?\n)*" + _RANK + rb"(?!\[rank\d+\]: )(\S.*\n)" + _MORE_OF_NCCL
+_LINKS = (
+    b"\nDuring handling of the above exception, another exception occurred:\n\n",
+    b"\nThe above exception was the direct cause of the following exception:\n\n",
 )
+_LINK = rb"|".join(link.replace(b"\n", rb"\n" + _RANK) for link in _LINKS)
+_CHAIN = re.compile(rb"%b(?:%b(?:%b)%b)*" % (_ONE, _RANK, _LINK, _ONE))
+_EXCEPTIONS = re.compile(_ONE)
 _PREFIX = re.compile(rb"^" + _RANK, re.MULTILINE)
 
 _LOST_PEER = re.compile(rb"\.cc:\d+\] |torch\.distributed\.Dist\w+Error")
@@ -67,6 +72,7 @@ class TracebackFolder(Watch):
 
         def fold(header: Output, data: bytes) -> None:
             if header.stream == "stdout" or self._console.is_plain:
+                self._release(header)  # The lines of a rank keep their order.
                 write(header, data)
             else:
                 self._fold(header, data)
@@ -76,12 +82,17 @@ class TracebackFolder(Watch):
     def _fold(self, header: Output, data: bytes) -> None:
         """Show ``data``, or hold back its end if that may be part of a traceback to fold. Does not block."""
         with self._lock:
-            if (header.attempt, header.rank) in self._held:
-                header, held = self._held.pop((header.attempt, header.rank))
-                data = held + data
+            if before := self._held.pop((header.attempt, header.rank), None):
+                header = replace(before[0], lost_lines=before[0].lost_lines + header.lost_lines)
+                data = before[1] + data
             self._pass_on(header, data)
             if (self._held or self._folded or self._lost_peers) and not self._is_timed:
                 self._start_timer()
+
+    def _release(self, header: Output) -> None:
+        with self._lock:
+            if before := self._held.pop((header.attempt, header.rank), None):
+                self._pass_on(*before, is_all=True)
 
     def _start_timer(self) -> None:
         timer = threading.Timer(_HOLD_S, self.flush)
@@ -99,26 +110,30 @@ class TracebackFolder(Watch):
             self._flush()
 
     def _flush(self) -> None:
-        for header, data in self._held.values():
-            self._show(header, data)
+        held, self._held = self._held, {}
+        for header, data in held.values():
+            self._pass_on(header, data, is_all=True)
         for (_, text), folded in self._folded.items():
             exception = text.rstrip().rpartition(b"\n")[2].decode("utf-8", "replace")
             self._console.show(f"ddplaunch: {ranks(folded)}: the same traceback ({quote(exception)})")
         if self._lost_peers:
-            line = f"{ranks(self._lost_peers)} lost a peer; tracebacks are in the logs, and shown with -v"
+            who = f"{ranks(self._lost_peers)} lost a peer or did not reach it"
+            line = f"{who}; tracebacks are in the logs, and shown with -v"
             self._console.show(f"ddplaunch: {line}")
-        self._held, self._folded = {}, {}
+        self._folded.clear()
         self._lost_peers.clear()
 
-    def _pass_on(self, header: Output, data: bytes) -> None:
+    def _pass_on(self, header: Output, data: bytes, *, is_all: bool = False) -> None:
+        """``is_all``: nothing more of a traceback at the end of ``data`` is waited for."""
         while begin := _BEGIN.search(data):
-            whole = _WHOLE.match(data, begin.start())
-            if whole is None and len(data) < _MAX_HELD_BYTES:
+            whole = _CHAIN.match(data, begin.start())
+            goes_on = whole is None or _may_go_on(data[whole.end() :])
+            if goes_on and not is_all and len(data) < _MAX_HELD_BYTES:
                 header = self._show_part(header, data[: begin.start()])
                 self._held[header.attempt, header.rank] = header, data[begin.start() :]
                 return
             end = whole.end() if whole else len(data)
-            is_folded = whole is not None and self._is_folded(header, whole)
+            is_folded = whole is not None and self._is_folded(header, whole[0])
             header = self._show_part(header, data[: begin.start() if is_folded else end])
             data = data[end:]
         if data or header.lost_lines:
@@ -131,12 +146,12 @@ class TracebackFolder(Watch):
             return replace(header, lost_lines=0, goes_on=False)
         return header
 
-    def _is_folded(self, header: Output, traceback: re.Match[bytes]) -> bool:
+    def _is_folded(self, header: Output, traceback: bytes) -> bool:
         """Whether another rank has just shown this traceback, or it is not to be shown; then its ranks are noted."""
-        if self._folds_lost_peers and _is_lost_peer(traceback["exception"]):
+        if self._folds_lost_peers and all(map(_is_lost_peer, _EXCEPTIONS.findall(traceback))):
             self._lost_peers.add(header.rank)
             return True
-        key, now = (header.attempt, _identity(traceback[0])), time.monotonic()
+        key, now = (header.attempt, _identity(traceback)), time.monotonic()
         rank, shown_s = self._shown.get(key, (header.rank, 0.0))
         if rank != header.rank and now < shown_s + _ONE_EVENT_S:
             self._folded.setdefault(key, []).append(header.rank)
@@ -150,6 +165,15 @@ def _identity(traceback: bytes) -> bytes:
     """What two tracebacks of one event have in common. Ctrl-C interrupts each rank wherever it is."""
     text = _PREFIX.sub(b"", traceback)
     return b"KeyboardInterrupt\n" if text.endswith(b"\nKeyboardInterrupt\n") else text
+
+
+def _may_go_on(rest: bytes) -> bool:
+    """Whether ``rest``, behind a traceback, may be the beginning of more of it: of a chain, or of what NCCL adds."""
+    text = _PREFIX.sub(b"", rest)
+    first, *more = text.split(b"\n")
+    is_cut_off = not more or (first == b"Last error:" and len(more) == 1)
+    begins_nccl = any(begin.startswith(first) or first.startswith(begin) for begin in (b"nccl", b"Last error:"))
+    return (is_cut_off and begins_nccl) or any(link.startswith(text) or text.startswith(link) for link in _LINKS)
 
 
 def _is_lost_peer(exception: bytes) -> bool:

@@ -27,6 +27,7 @@ _SHOWN_TAIL = 20
 _MAX_COLUMNS = 1000
 _REASON_COLUMNS = 160
 
+_LOST_PEER = "lost a peer or did not reach it, as a consequence"
 _HANG_HINT = "Look at what the rank does that the others wait for. If a step may take so long: --hang-timeout."
 _EARLY_EXIT_HINT = "All ranks must make the same collective calls: look for an early exit or return, or uneven data."
 
@@ -207,9 +208,10 @@ def _cut(line: str) -> str:
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
-    lost = [exit_.rank for exit_ in failed if _is_victim(exit_, first)]
-    lines = [f"then:     {ranks(lost)} lost a peer, as a consequence"] if lost else []
-    groups = list(grouped((_kind(exit_), exit_) for exit_ in failed if exit_.rank not in lost).values())
+    by_kind = grouped((_LOST_PEER if _is_victim(exit_, first) else _kind(exit_), exit_) for exit_ in failed)
+    lost = [exit_.rank for exit_ in by_kind.pop(_LOST_PEER, [])]
+    lines = [f"then:     {ranks(lost)} {_LOST_PEER}"] if lost else []
+    groups = list(by_kind.values())
     lines += [f"then:     {_group_line(group, first)}" for group in groups[:8]]
     if len(groups) > 8:
         more = [exit_.rank for group in groups[8:] for exit_ in group]
