@@ -13,20 +13,32 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import StreamName
 
 
-def runs_of(header: Output, data: bytes) -> Iterable[tuple[Output, bytes]]:
-    """The output of each stream, in order, with a header of its own; two runs of a stream share one.
-
-    Raises:
-        ValueError: the runs are not those of ``data``, or not of whole lines after others.
-    """
+def check_runs(header: Output, data: bytes) -> None:
+    """Raises ValueError if the runs are not those of ``data``, or not of whole lines after others."""
     if not header.runs:
-        return ((header, data),)
+        return
     if sum(header.runs) != len(data) or 0 in header.runs or header.lost_lines or header.goes_on:
         raise ValueError("the runs of an output are not those of its bytes")
+
+
+def runs_of(header: Output, data: bytes) -> Iterable[tuple[Output, bytes]]:
+    """The output of each stream, in order, with a header of its own; two runs of a stream share one."""
+    if not header.runs:
+        return ((header, data),)
     other: StreamName = "stderr" if header.stream == "stdout" else "stdout"
     headers = itertools.cycle((replace(header, runs=()), replace(header, runs=(), stream=other)))
     ends = itertools.accumulate(header.runs)
     return [(each, data[end - size : end]) for each, size, end in zip(headers, header.runs, ends, strict=False)]
+
+
+def by_stream(header: Output, data: bytes) -> Iterable[tuple[Output, bytes]]:
+    """The output of each stream, in one piece."""
+    if not header.runs:
+        return ((header, data),)
+    together: dict[str, tuple[Output, list[bytes]]] = {}
+    for each, run in runs_of(header, data):
+        together.setdefault(each.stream, (each, []))[1].append(run)
+    return [(each, b"".join(runs)) for each, runs in together.values()]
 
 
 def count_lines(header: Output, data: bytes) -> int:

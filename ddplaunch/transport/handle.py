@@ -21,7 +21,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun, of_host
-from ddplaunch.protocol.output_runs import runs_of
+from ddplaunch.protocol.output_runs import check_runs
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.remote_start import NodeFacts, Purpose
@@ -143,8 +143,8 @@ class AgentHandle(abc.ABC):
         self.heard_at = time.monotonic()
         if isinstance(record, Output):
             try:
-                for run in runs_of(record, data):
-                    self._output(*run)
+                check_runs(record, data)
+                self._output(record, data)
             except Exception as error:
                 raise wire.ProtocolError(f"its Output cannot be shown: {type(error).__name__}: {error}") from error
         else:

@@ -68,6 +68,32 @@ def test_prefixes_stand_behind_each_line_end_but_the_last_and_change_nothing_els
     assert prefixed.count(b"<>") == len(re.findall(rb"(?:\r\n|\r|\n)<>", prefixed))
 
 
+RUNS = (b"a\n", b"B\nC\n", b"d\n")
+BOTH = (replace(out(0), runs=tuple(map(len, RUNS))), b"".join(RUNS))
+"""Lines of stdout, of stderr, and of stdout again."""
+
+
+@pytest.mark.parametrize("colour", [False, True], ids=["plain", "stderr coloured"])
+def test_lines_of_both_streams_of_a_rank_keep_their_order(tmp_path: Path, colour: bool) -> None:
+    screens = Screens(tmp_path, one=True, colour={"stdout": False, "stderr": colour})
+    shown = screens.shown((out(1), b"begun"), BOTH, (out(0, lost_lines=3), b""), BOTH)
+    lines = re.sub(rb"\x1b\[\d*m", b"", shown).decode().splitlines()
+    four = ["[node1:0] a", "[node1:0] B", "[node1:0] C", "[node1:0] d"]
+    assert lines[:5] == ["[node1:1] begun", *four]
+    assert lines[5].startswith("... 3 lines not shown")
+    assert lines[6:] == four
+
+
+def test_what_cannot_be_shown_of_both_streams_is_counted_by_stream(stuck_pipe: tuple[int, int]) -> None:
+    _, writer = stuck_pipe
+    stuck = stream_writer.StreamWriter(writer, style())
+    os.set_blocking(writer, True)
+    stuck.output(out(1), b"x" * (1 << 20))
+    stuck.output(*BOTH)
+    texts = sorted(stuck.drop_queued())
+    assert [text.split()[1] for text in texts if b"/0/" in text] == [b"2", b"2"]
+
+
 # What cannot be shown.
 
 

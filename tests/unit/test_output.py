@@ -342,7 +342,7 @@ def test_a_pump_that_is_behind_gets_the_time_to_finish() -> None:
     text = b"x" * 1023 + b"\n"
     threading.Thread(target=lambda: (os.write(writer, text * 1000), os.close(writer))).start()
     wait_until(lambda: received.tell())
-    assert pump.join(time.monotonic())
+    assert pump.join(time.monotonic(), time.monotonic())
     assert received.getvalue() == text * 1000
 
 
@@ -360,7 +360,7 @@ def test_the_pump_of_a_busy_stranger_is_given_up_in_the_end(monkeypatch: pytest.
 
     thread = threading.Thread(target=chatter)
     thread.start()
-    assert not pump.join(time.monotonic())
+    assert not pump.join(time.monotonic(), time.monotonic())
     stop.set()
     thread.join()
-    assert pump.join(time.monotonic() + 60)
+    assert pump.join(time.monotonic() + 60, time.monotonic())

@@ -140,6 +140,7 @@ def test_tasks_of_mpirun_without_room_for_a_thread_get_a_message(config_of, monk
 # The table.
 
 
+@pytest.mark.features
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.variables[0])
 def test_the_variables_of_a_row_are_not_forwarded_by_a_pattern(row: SchedulerRow):
     assert rule_of(row.variables[0]).when == "named"

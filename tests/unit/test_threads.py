@@ -140,7 +140,7 @@ def test_a_bug_in_the_thread_that_reads_a_worker_does_not_block_the_worker(shown
     reader, writer = output_pipe()
     pump = Pump({reader: Stream(Output("node", 0, 0, "stdout", 0), send, None)}, "output[0]")
     os.write(writer, b"line\n")
-    assert pump.join(time.monotonic() + 60)
+    assert pump.join(time.monotonic() + 60, time.monotonic())
     with pytest.raises(BrokenPipeError):
         os.write(writer, b"line\n")
     os.close(writer)

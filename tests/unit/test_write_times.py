@@ -68,7 +68,7 @@ def shown_of(program: str, *args: str) -> str:
     for fd in writers:
         os.close(fd)
     assert process.wait(60) == 0
-    assert pump.join(time.monotonic() + 60)
+    assert pump.join(time.monotonic() + 60, time.monotonic())
     return shown.text.decode()
 
 

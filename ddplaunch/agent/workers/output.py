@@ -38,7 +38,8 @@ _BURST_BYTES = 1 << 16
 
 _TAIL_BYTES = 16 << 10
 _IDLE_S = 0.25
-_BUSY_S = 5.0
+_BUSY_S, _LAST_S = 5.0, 30.0
+_WAKE_S = 1.0
 _PARTIAL_IDLE_S = 0.1
 _PARTIAL_MAX_S = 0.5
 
@@ -280,17 +281,23 @@ class Pump:
         """``pipes`` are the agent's ends, which the thread closes."""
         self._pipes = [_Pipe(fd, stream) for fd, stream in pipes.items()]
         self._steps = 0
+        self._shown_ns = 0  # What was written before is shown.
         self._thread = in_thread(name, self._run)
 
-    def join(self, deadline: float) -> bool:
-        """Wait for the end of the pipes until ``deadline`` (``time.monotonic()``); False if a process holds one.
+    def join(self, deadline: float, ended_at: float) -> bool:
+        """Wait for the end of the pipes until ``deadline``; False if a process holds one. Times: ``time.monotonic()``.
 
-        While the pump still has data, waits up to ``_BUSY_S`` more: on a busy machine the log file is complete, too.
+        What was written before ``ended_at`` may take ``_LAST_S`` more; others that still write are given ``_BUSY_S``.
         """
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        steps = -1
-        while self._thread.is_alive() and steps != self._steps and time.monotonic() < deadline + _BUSY_S:
-            steps = self._steps
+        steps, moved = -1, 0.0
+        while self._thread.is_alive():
+            now = time.monotonic()
+            if steps != self._steps:
+                steps, moved = self._steps, now
+            idle_s, in_all_s = (_IDLE_S, _BUSY_S) if self._shown_ns > ended_at * 1e9 else (_BUSY_S, _LAST_S)
+            if now >= moved + idle_s or now >= deadline + in_all_s:
+                break
             self._thread.join(_IDLE_S)
         return not self._thread.is_alive()
 
@@ -315,6 +322,7 @@ class Pump:
             count = bisect(written, read_ns, key=itemgetter(0))
             later = written[count:]
             self._write(written[:count])
+            self._shown_ns = read_ns
             self._flush_partial()
             for pipe in ended:
                 poll.unregister(pipe.fd)
@@ -322,10 +330,11 @@ class Pump:
             if found and sum(len(piece) for *_, piece in found) < _BURST_BYTES:
                 time.sleep(_BATCH_S)
 
-    def _wait_ms(self) -> float | None:
-        """Until an unfinished line is to be shown; None without one."""
+    def _wait_ms(self) -> float:
+        """Until an unfinished line is to be shown; at most ``_WAKE_S``, so that ``join`` learns that all is shown."""
         deadlines = [deadline for pipe in self._pipes if (deadline := pipe.stream.partial_deadline()) is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) * 1000 if deadlines else None
+        now = time.monotonic()
+        return max(0.0, min([now + _WAKE_S, *deadlines]) - now) * 1000
 
     def _flush_partial(self) -> None:
         """Show the unfinished lines that are due."""
@@ -338,6 +347,7 @@ class Pump:
     def _write(self, pieces: list[_Piece]) -> None:
         for pipe in self._pipes:
             if data := b"".join(piece for _, of, piece in pieces if of is pipe):
+                self._steps += 1
                 pipe.stream.keep(data)
         runs: list[_Run] = []
         for pipe, run in itertools.groupby(pieces, key=itemgetter(1)):

@@ -238,7 +238,7 @@ class WorkerGroup:
         """
         for worker in self.workers:
             if worker.pump:
-                worker.pump.join(deadline)
+                worker.pump.join(deadline, worker.ended_at)
         for copy in self._copies.values():
             copy.close()
         return tuple(self._exit(worker, out_of_memory, stop_requested) for worker in self.workers if worker.pid)

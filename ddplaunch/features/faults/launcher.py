@@ -26,6 +26,7 @@ from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.protocol.output_runs import runs_of
 from ddplaunch.protocol.results import Injected
 from ddplaunch.system import procfs
 from ddplaunch.transport.handle import ChannelClosed, node_tag
@@ -268,6 +269,11 @@ def with_line_search(
     seen: set[tuple[int, str]] = set()
     unfinished: dict[tuple[int, int, str], bytes] = {}
 
+    def output(header: Output, data: bytes) -> None:
+        for run in runs_of(header, data):
+            search(*run)
+        write(header, data)
+
     def search(header: Output, data: bytes) -> None:
         key = (header.attempt, header.rank, header.stream)
         text = unfinished.pop(key, b"") + data
@@ -278,9 +284,8 @@ def with_line_search(
             if matches and needle in text and (number, header.host) not in seen:
                 seen.add((number, header.host))
                 on_line(number, header.host)
-        write(header, data)
 
-    return search if searched else write
+    return output if searched else write
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.protocol.output_runs import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,11 @@ class Redraws:
                 self._redraw(redrawn, header, data)
             self._update_live()
 
+    @property
+    def is_drawing(self) -> bool:
+        """Whether a line is being redrawn."""
+        return any(each.text for each in self._redrawn.values())
+
     def flush(self) -> None:
         """Show the last redraw of every unfinished line, as a line."""
         with self._lock:
@@ -118,10 +124,11 @@ class RedrawnLines(Watch):
         stdout = stderr if console.is_shared else self._redraws(write, "stdout")
 
         def output(header: Output, data: bytes) -> None:
-            if console.is_plain:
+            if console.is_plain or (header.runs and b"\r" not in data and not (stdout.is_drawing or stderr.is_drawing)):
                 write(header, data)
-            else:
-                (stdout if header.stream == "stdout" else stderr).output(header, data)
+                return
+            for each, run in runs_of(header, data):
+                (stdout if each.stream == "stdout" else stderr).output(each, run)
 
         return output
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.first_failure import is_peer_loss
+from ddplaunch.protocol.output_runs import runs_of
 from ddplaunch.text import quote, ranks
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ class TracebackFolder(Watch):
         self._console.flushes.append(self.flush)
 
         def fold(header: Output, data: bytes) -> None:
+            if header.runs and not self._held and b"Traceback (" not in data:
+                write(header, data)
+                return
+            for run in runs_of(header, data):
+                fold_run(*run)
+
+        def fold_run(header: Output, data: bytes) -> None:
             if header.stream == "stdout" or self._console.is_plain:
                 self._release(header)  # The lines of a rank keep their order.
                 write(header, data)

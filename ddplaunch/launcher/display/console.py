@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.console_log import FILE, ConsoleLog, plain
 from ddplaunch.launcher.display.stream_writer import StreamWriter
+from ddplaunch.protocol.output_runs import by_stream
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import escape
 
@@ -98,7 +99,8 @@ class Console:
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines of a worker; while the queue is full, drop them and count them."""
-        self._writer(header.stream).output(header, data)
+        for each in ((header, data),) if self.is_shared else by_stream(header, data):
+            self._writer(each[0].stream).output(*each)
         if self._log:
             self._log.output(header, data)
 

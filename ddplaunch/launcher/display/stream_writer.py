@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.line_prefix import prefixed
-from ddplaunch.protocol.output_runs import count_lines
+from ddplaunch.protocol.output_runs import by_stream, count_lines, runs_of
 from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Output
 
 _QUEUE_BYTES = 24 << 20
-_ENTRY_BYTES, _SMALL_ENTRY_BYTES = 512, 128
-"""Memory of a queue entry in addition to its bytes: with a header of its own, and with one of the last two."""
+_ENTRY_BYTES, _RUN_BYTES = 512, 40
+"""Memory of a queue entry, and of each of its runs, in addition to its bytes."""
 
 _ERASE = b"\r\x1b[K"  # ECMA-48: to the start of the line, and erase it.
 _CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -58,7 +58,6 @@ class StreamWriter:
         self._queue: deque[tuple[Output | None, bytes, int]] = deque()
         """What to write, and the memory that it takes."""
         self._queued_bytes = 0
-        self._headers: tuple[Output | None, Output | None] = (None, None)
         self._raw: deque[tuple[bytes, Callable[[], object]]] = deque()
         self._is_full = self._is_held = False
         self._is_broken = self._is_closed = False
@@ -85,12 +84,11 @@ class StreamWriter:
             if self._is_full:
                 self._count_dropped(header, data)
                 return
-            before = self._dropped.pop((header.rank, header.stream), None)
-            if before:
+            if header.runs:
+                self._queue_dropped([key for key in self._dropped if key[0] == header.rank])
+            elif before := self._dropped.pop((header.rank, header.stream), None):
                 header = replace(header, lost_lines=header.lost_lines + before.lost_lines)
-            is_known = header is self._headers[0] or header is self._headers[1]
-            nbytes = len(data) + (_SMALL_ENTRY_BYTES if is_known else _ENTRY_BYTES)
-            self._headers = (header, self._headers[0])
+            nbytes = len(data) + _ENTRY_BYTES + len(header.runs) * _RUN_BYTES
             self._queue.append((header, data, nbytes))
             self._queued_bytes += nbytes
             self._changed.notify_all()
@@ -98,11 +96,13 @@ class StreamWriter:
     def show(self, data: bytes) -> None:
         """Queue a message of the launcher, after the number of lines dropped before it."""
         with self._changed:
-            self._queue.extend((header, b"", _ENTRY_BYTES) for header in self._dropped.values())
-            self._queued_bytes += len(self._dropped) * _ENTRY_BYTES
-            self._dropped.clear()
+            self._queue_dropped(list(self._dropped))
             self._queue.append((None, data, 0))
             self._changed.notify_all()
+
+    def _queue_dropped(self, streams: list[tuple[int, str]]) -> None:
+        self._queue.extend((self._dropped.pop(key), b"", _ENTRY_BYTES) for key in streams)
+        self._queued_bytes += len(streams) * _ENTRY_BYTES
 
     def hold(self, *, is_held: bool) -> None:
         """Hold back all but ``raw`` bytes in the queue, or no longer."""
@@ -181,10 +181,11 @@ class StreamWriter:
                 self._unwritten[key] = replace(header, nbytes=0, lost_lines=lines)
 
     def _count_dropped(self, header: Output, data: bytes) -> None:
-        key = (header.rank, header.stream)
-        before = self._dropped[key].lost_lines if key in self._dropped else 0
-        lines = before + header.lost_lines + count_lines(header, data)
-        self._dropped[key] = replace(header, nbytes=0, lost_lines=lines)
+        for each, run in by_stream(header, data):
+            key = (each.rank, each.stream)
+            before = self._dropped[key].lost_lines if key in self._dropped else 0
+            lines = before + each.lost_lines + count_lines(each, run)
+            self._dropped[key] = replace(each, nbytes=0, lost_lines=lines)
 
     def _dropped_text(self, header: Output) -> bytes:
         where = quote(self.style.log_hint(header), 1000)
@@ -202,7 +203,9 @@ class StreamWriter:
                 is_lost = self._write(None, self._erased() + self._compose(None, text))
                 self._keep_unwritten(header, header.lost_lines if is_lost else 0)
             if data:
-                lost_lines = self._write(header, self._erased() + self._compose(header, data))
+                composed = self._erased() + self._compose(header, data)
+                header = replace(header, runs=()) if header else None  # Lines that are lost count as of the first.
+                lost_lines = self._write(header, composed)
                 if header is not None:
                     self._keep_unwritten(header, lost_lines)
             elif header is None:
@@ -243,8 +246,17 @@ class StreamWriter:
             self._writing = (None, memoryview(b""))
             return header, data, None
 
+    def _compose_runs(self, header: Output, data: bytes) -> bytes:
+        """Whole lines of both streams of a worker: at once, where nothing distinguishes them."""
+        colour = self.style.colour
+        if self._ended or self._unfinished or colour["stdout"] != colour["stderr"]:
+            return b"".join(self._compose(*run) for run in runs_of(header, data))
+        return self._compose(replace(header, runs=()), data)
+
     def _compose(self, header: Output | None, data: bytes) -> bytes:
         """``data`` with its prefixes, after a newline if another worker's line is unfinished."""
+        if header and header.runs:
+            return self._compose_runs(header, data)
         key = (header.rank, header.stream) if header else None
         if key in self._ended:
             self._ended.discard(key)
