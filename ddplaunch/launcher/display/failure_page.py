@@ -5,6 +5,7 @@ Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it 
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -260,13 +261,24 @@ def _files(
     lines = []
     if first and first.log_file:
         lines.append(f"log:      {f'{first.host}:' if is_remote else ''}{quote(first.log_file, _MAX_COLUMNS)}")
-    elif attempt and result.run_dir:
+    elif attempt and (folder := _log_folder(attempt)):
         where = " on each host" if is_remote else ""
-        lines.append(f"logs:     {quote(result.run_dir, _MAX_COLUMNS)}/attempt_{attempt.attempt}{where}")
+        lines.append(f"logs:     {quote(folder, _MAX_COLUMNS)}{where}")
     if result.run_dir:
         path = f"{quote(result.run_dir, _MAX_COLUMNS)}/report.json"
         lines.append(f"report:   {path if has_report else f'could not be written to {path}'}")
     return lines
+
+
+def _log_folder(attempt: AttemptResult) -> str:
+    """The folder that has those of all workers of ``attempt``; empty if none are kept."""
+    folders = {os.path.dirname(os.path.dirname(exit_.log_file)) for exit_ in attempt.exits if exit_.log_file}
+    if len(folders) < 2:
+        return next(iter(folders), "")
+    try:
+        return f"{os.path.commonpath(folders)}/*/attempt_{attempt.attempt}"
+    except ValueError:  # Nodes say absolute and relative paths.
+        return ""
 
 
 def leftovers(result: RunResult) -> str:
