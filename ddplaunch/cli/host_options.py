@@ -119,7 +119,7 @@ ROWS = (
     Option(
         "--start-timeout",
         "TIME",
-        "Time from the login on a host to the start of its agent, with --remote-setup. Default: 60 s.",
+        "Time from the login on a host to its agent's first answer; --remote-setup counts. Default: 60 s.",
         sets="remote.start_timeout_s",
         parse=parse_positive_seconds,
         only=(REAL_RUN, HOSTS),

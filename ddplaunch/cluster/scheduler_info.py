@@ -68,7 +68,7 @@ class SlurmJob:
         id: number of the job; ``12_3`` for a task of an array, whose number alone may mean the whole array.
         requeue_count: how often SLURM has requeued the job.
         requeue_on: names of the signals after which ddplaunch requests a requeue of the job.
-        requests_requeue: this launcher requests the requeue, if there is to be one: exactly one launcher of a run does.
+        requests_requeue: this launcher is the one of the run that requests a requeue, if --requeue-on asks for one.
     """
 
     id: str

@@ -36,8 +36,8 @@ class Feature(NamedTuple):
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
     ``hosts``: ``select(hosts, options)`` returns those of the named hosts that a run or a command uses.
     ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs of a node's workers for ``numa_binding``.
-    ``tables``: rows of ``rows`` for tables of the core: ``SCHEDULERS`` that may have started ddplaunch, see
-    ``cluster.schedulers``, and ``TRANSPORTS``, see ``transport.transports``. Imported by each start of the command.
+    ``tables``: rows, of the classes in ``rows``, for two tables of the core: ``SCHEDULERS`` (``cluster.schedulers``)
+    and ``TRANSPORTS`` (``transport.transports``). Each start of the command imports it.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
     and ``FROM_LAUNCHER`` what a command and a launcher say over the control socket.

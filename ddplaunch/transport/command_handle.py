@@ -1,7 +1,7 @@
 """CommandTransport: starts agents by a command that carries their stdin and stdout, like srun or ``kubectl exec``.
 
 Runs in the launcher; each command is its child process. The command executes ``remote_start.COMMAND`` on the node. The
-agent starts from a login shell and reports facts about its node, as over SSH.
+agent starts, and reports facts about its node, as over SSH.
 """
 
 from __future__ import annotations

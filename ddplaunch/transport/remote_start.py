@@ -1,9 +1,9 @@
 """What starts an agent on another machine through any login shell: the command, its first input, the facts it reports.
 
-Runs in the launcher. The transports of SSH and srun send the command; this module makes the texts and checks the facts.
-That command is constant, without the user's texts: it reads one line from stdin and runs the line as a /bin/sh script,
-which sets the environment and executes the agent's Python. Before its first record the agent's process writes one line:
-``FACTS_PREFIX`` and JSON. Everything before that line is output of login scripts.
+Runs in the launcher. The transports to other machines send the command; this module makes the texts and checks the
+facts. That command is constant, without the user's texts: it reads one line from stdin and runs the line as a /bin/sh
+script, which sets the environment and executes the agent's Python. Before its first record the agent's process writes
+one line: ``FACTS_PREFIX`` and JSON. Everything before that line is output of login scripts.
 """
 
 from __future__ import annotations

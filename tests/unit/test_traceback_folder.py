@@ -123,6 +123,13 @@ def test_a_chain_is_folded_whole_or_not_at_all() -> None:
     assert shown.text(0) == b""
 
 
+def test_many_tracebacks_in_one_piece_are_passed_on_as_they_are() -> None:
+    """Each is looked at by itself: what follows it would be searched again and again."""
+    shown, data = Shown(), b"".join(raised(f"KeyError: {number}") for number in range(5000))
+    shown.write(0, data)
+    assert shown.text(0) == data
+
+
 def test_stdout_does_not_overtake_a_traceback_of_its_rank() -> None:
     shown = Shown()
     shown.write(0, raised())

@@ -188,13 +188,17 @@ def _of_run(run: RunFolder) -> dict[int, dict[int, RankLogs]]:
     found: dict[int, dict[int, RankLogs]] = {}
     for folder in run.of_all_launchers():
         events = run_json.lines(folder / run_json.EVENTS, b"attempt_started")
-        starts = [start for start in run_json.starts(events) if is_folder_name(run_json.text(start[0], "host"))]
+        starts = [
+            (event["host"], attempt, started)
+            for event, attempt, started in run_json.starts(events)
+            if is_folder_name(run_json.text(event, "host"))
+        ]
         # The files of several nodes are in a folder for each host.
-        is_alone = len({event["host"] for event, _, _ in starts}) == 1
-        for event, attempt, started in starts:
+        is_alone = len({host for host, _, _ in starts}) == 1
+        for host, attempt, started in starts:
             for local_rank, rank in enumerate(started):
                 subfolder = f"attempt_{attempt}/{local_rank}"
-                logs = _logs(folder, event["host"], rank, subfolder, is_alone=is_alone)
+                logs = _logs(folder, host, rank, subfolder, is_alone=is_alone)
                 found.setdefault(attempt, {})[rank] = logs
     return found
 

@@ -117,7 +117,7 @@ class GpuReader:
                     self._expect(devices.NVML_LIMIT_S, _silence(devices.NVML_LIMIT_S, self._who))
                     continue
                 if line is None and not is_silent:
-                    self._tell(GpusRead(missing=self._silence))
+                    self._tell(GpusRead(missing=self._if_silent))
                 elif line is not None:
                     self._tell(_decoded(line))
                 if line is not None and is_silent:
@@ -126,9 +126,9 @@ class GpuReader:
         finally:
             self._end()
 
-    def _expect(self, limit_s: float, silence: str) -> None:
-        """A line is to follow within ``limit_s``; if none does, ``silence`` is told."""
-        self._limit_s, self._silence = limit_s, silence
+    def _expect(self, limit_s: float, if_silent: str) -> None:
+        """A line is to follow within ``limit_s``; if none does, ``if_silent`` is told."""
+        self._limit_s, self._if_silent = limit_s, if_silent
 
     def _tell(self, answer: Answer) -> None:
         self._expect(self._interval_s + SILENCE_S, _silence(SILENCE_S, self._who))

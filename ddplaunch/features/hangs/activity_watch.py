@@ -87,8 +87,9 @@ class ActivityWatch:
         self._deadline, self._sampled_at = NEVER, 0.0
         self._is_sampling = self._is_over = False
         self._asked: list[ExamineWorkers] = []
+        """Orders for the next examination."""
         self._examining: list[ExamineWorkers] = []
-        """Those that wait for the next examination, and for the present one."""
+        """Orders that the present examination answers."""
 
     def begin(self) -> None:
         """The workers run."""
@@ -153,7 +154,8 @@ class ActivityWatch:
 
     def _look(self, now: float) -> None:
         """Take a sample if the workers are quiet, or if it is time and they can be asked."""
-        from ddplaunch.features.hangs import evidence  # noqa: F401 - also for the end of a failed attempt.
+        # Before it is needed at the end of a failed attempt: the file system may hang then.
+        from ddplaunch.features.hangs import evidence  # noqa: F401
 
         if now - self._deadline > _SUSPENDED_S:  # The whole job was suspended, including its workers.
             self._clocks.restart(now)

@@ -80,8 +80,8 @@ class HangWatch(Watch):
         self._waiting_s, self._has_waiting = 0.0, False
         self._is_wait_known = self._is_wait_reported = False
         """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
-        self._judged_at, self._judge_at, self._examine_from = 0.0, NEVER, 0.0
-        """When the reports were judged, and will be again; the next examination begins no sooner than at the third."""
+        self._judged_at, self._judge_at = 0.0, NEVER  # When the reports were judged last, and are judged next.
+        self._examine_from = 0.0  # The next examination begins no sooner.
         self._at_stop = Examination(0, 0, NEVER, set())
 
     # Events.

@@ -36,7 +36,10 @@ MAX_BANDS = 6
 
 
 def chart(curve: Curve, *, has_nodes: bool) -> dict[str, Any]:
-    """The chart of ``curve``, for the template; its ``data`` is for the script, and ``has_nodes``: has every node."""
+    """The chart of ``curve`` for the template. The key ``data`` is for the script.
+
+    ``has_nodes``: ``data`` has the values of each node, too.
+    """
     known = [point for point in curve.all if point]
     largest = max(point.high for point in known)
     top, unit = curve.quantity.top or nice(largest), curve.quantity.chart_unit

@@ -75,8 +75,8 @@ def page(folder: Path, now_s: float | None = None) -> str:
         if used.lowered:
             of_gpus = sum(curve.quantity.part == "g" for curve in used.curves)
             drawn.insert(of_gpus, charts.lowered_chart(used.lowered, told.whole))
-        of_use = {"charts": drawn, "has_nodes": has_nodes, "has_bands": has_bands, "has_lowered": bool(used.lowered)}
-        text = _filled(files, told, of_use, now_s, share)
+        used_part = {"charts": drawn, "has_nodes": has_nodes, "has_bands": has_bands, "has_lowered": bool(used.lowered)}
+        text = _filled(files, told, used_part, now_s, share)
         if len(text.encode()) <= MAX_BYTES:
             break
     return text
@@ -93,8 +93,8 @@ def _without_samples(told: Story, used: usage.Usage) -> str:
     return "There are no usage samples: what this run used is not known."
 
 
-def _filled(files: RunFiles, told: Story, of_use: dict[str, Any], now_s: float, share: float) -> str:
-    """The page; ``of_use``: the charts and what to say of them, ``share``: of the usual length of texts."""
+def _filled(files: RunFiles, told: Story, used_part: dict[str, Any], now_s: float, share: float) -> str:
+    """The page. ``used_part``: the charts, and what the template says of them; ``share``: of the usual text lengths."""
     style, script = source("page.css"), source("page.js")
     failed, not_shown = failures.of_run(files, share)
     uses = _time_uses(told)
@@ -110,7 +110,7 @@ def _filled(files: RunFiles, told: Story, of_use: dict[str, Any], now_s: float, 
             time_uses=uses,
             goodput=_goodput(uses),
             **_time_axis(told, share),
-            **of_use,
+            **used_part,
             failures=failed,
             failures_left_out=not_shown,
             sentences=failures.sentences(files),
@@ -125,7 +125,7 @@ def _filled(files: RunFiles, told: Story, of_use: dict[str, Any], now_s: float, 
             policy=policy(style, script),
             style=Markup(style),
             script=Markup(script),
-            data=_data(told, of_use["charts"]),
+            data=_data(told, used_part["charts"]),
         )
     )
 

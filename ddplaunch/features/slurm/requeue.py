@@ -69,8 +69,8 @@ def prepare(config: LaunchConfig) -> LaunchConfig:
             "--requeue-on: the command scontrol is not in PATH",
             "A container needs SLURM's commands, its configuration and munge's socket.",
         )
-    job = replace(job, requeue_on=requeue_on, requests_requeue=bool(requeue_on) and job.requests_requeue)
-    if job.requests_requeue and (problem := _problem(job)):
+    job = replace(job, requeue_on=requeue_on)
+    if requeue_on and job.requests_requeue and (problem := _problem(job)):
         notices.append(StartNotice("warning", f"--requeue-on: {problem}"))
     signals = (*config.signals, *requeue_on)
     return replace(config, slurm_job=job, signals=signals, notices=(*config.notices, *notices))

@@ -39,6 +39,9 @@ _LINKS = (
     b"\nThe above exception was the direct cause of the following exception:\n\n",
 )
 _LINK = rb"|".join(link.replace(b"\n", rb"\n" + _RANK) for link in _LINKS)
+_MAX_LINK_BYTES = 256
+"""Longer than a link with a rank in front of each line."""
+
 _CHAIN = re.compile(rb"%b(?:%b(?:%b)%b)*" % (_ONE, _RANK, _LINK, _ONE))
 _EXCEPTIONS = re.compile(_ONE)
 _PREFIX = re.compile(rb"^" + _RANK, re.MULTILINE)
@@ -177,7 +180,7 @@ def _identity(traceback: bytes) -> bytes:
 
 def _may_go_on(rest: bytes) -> bool:
     """Whether ``rest``, behind a traceback, may be the beginning of more of it: of a chain, or of what NCCL adds."""
-    text = _PREFIX.sub(b"", rest)
+    text = _PREFIX.sub(b"", rest[:_MAX_LINK_BYTES])
     first, *more = text.split(b"\n")
     is_cut_off = not more or (first == b"Last error:" and len(more) == 1)
     begins_nccl = any(begin.startswith(first) or first.startswith(begin) for begin in (b"nccl", b"Last error:"))
