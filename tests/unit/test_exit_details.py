@@ -121,6 +121,8 @@ BY_WATCHDOG = "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thr
         (f"{thrown(REMOTE, 'std::runtime_error')}\n", REMOTE),
         (f"{thrown(f'{BY_WATCHDOG}{SLOW}')}\n{STACK}{DIES}", SLOW),
         (f"{thrown(CLOSED, 'gloo::IoException')}{DIES}", CLOSED),
+        (f"{thrown(CLOSED, 'gloo::IoException')}\n[rank1]:[E x.cpp:1] more{DIES}", CLOSED),
+        (f"{thrown(REMOTE)}\n{thrown('std::bad_alloc')}{DIES}", None),
         (f"{LOGGED}CUDA error: an illegal memory access was encountered\n{STACK}{DIES}", None),
         (f"{thrown(f'{BY_WATCHDOG}CUDA error: device-side assert triggered')}\n{STACK}{DIES}", None),
         (f"{thrown('std::bad_alloc', 'std::bad_alloc')}{DIES}", None),

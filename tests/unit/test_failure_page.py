@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.errors import NODE_LOST, LaunchError
+from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError
 from ddplaunch.features.hangs.wording import stuck_ranks
 from ddplaunch.features.run_events.launcher import worker_events
 from ddplaunch.launcher.display import failure_page, report_files
@@ -148,6 +148,9 @@ PAGES = {
         ended(4, 7),
         first=ended(1, 1, error=RAISED),
     ),
+    "only ranks that lost a peer": page(
+        *(ended(rank, 1, error=PEER_LOST) for rank in (0, 1)), first=ended(0, 1, error=PEER_LOST)
+    ),
     "waits in a collective": failure_page.page(
         collectives("rank 2 never joined all_reduce #6", "ranks 0-1 waited\nthere")
     ),
@@ -206,6 +209,24 @@ PAGES = {
 def test_the_pages() -> None:
     """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
     golden.check("failure_page", PAGES)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "has_attempt", "is_page"),
+    [(None, True, True), (NODE_LOST, True, True), (NODE_LOST, False, False), (INTERNAL, True, False)],
+    ids=["a worker", "a lost node", "a node that never came", "a bug"],
+)
+def test_which_failures_are_shown_as_a_page(exit_code: int | None, has_attempt: bool, is_page: bool) -> None:
+    result = failed(ended(0, 1)) if has_attempt else failed(attempts=())
+    error = LaunchError("no", "", exit_code) if exit_code else None
+    assert failure_page.has_page(result, error) is is_page
+
+
+def test_absolute_and_relative_paths_of_logs_have_no_folder_in_common() -> None:
+    exits = (stopped(0), replace(stopped(1), log_file="runs/r1/attempt_0/1/stderr.log"))
+    text = failure_page.page(replace(failed(*exits, reason="the job hangs"), first_failure=None))
+    assert "the job hangs" in text
+    assert "logs:" not in text
 
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ereversed\ud800\nall is well"

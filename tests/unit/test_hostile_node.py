@@ -283,6 +283,15 @@ def test_output_that_cannot_be_shown_costs_the_node(state: Path, monkeypatch: py
     assert "its Output cannot be shown: KeyError: 'colour'" in shown(session)
 
 
+def test_output_whose_runs_are_not_those_of_its_bytes_costs_the_node(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = Output("node1", 1, 0, "stdout", 4, runs=(2, 3))
+    session = Session(state, 1, [wire.encode(AgentReady(1)), wire.encode(header) + b"a\nb\n"])
+    session.goes_on(monkeypatch)
+    assert "its Output cannot be shown: ValueError: the runs of an output are not those of its bytes" in shown(session)
+
+
 def fail(*_: object) -> None:
     raise KeyError("a\x1bb")
 

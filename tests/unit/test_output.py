@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import resource
@@ -162,6 +163,34 @@ def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early
     it.close()
     assert received.chunks == [b"lo", b"ss 1\nother\n", b"last loss"]
     assert path.read_bytes() == b"[default1]:loss 1\n[default1]:last loss\n"
+
+
+def both_streams(received: Received) -> tuple[Stream, Stream]:
+    return stream(received), Stream(replace(HEADER, stream="stderr"), received, None)
+
+
+def test_lines_of_both_streams_that_were_refused_are_counted_by_stream() -> None:
+    received = Received()
+    out, err = both_streams(received)
+    received.refuses = True
+    output._show([(out, b"a\nb\n"), (err, b"c\n"), (out, b"d\n")])
+    received.refuses = False
+    output._show([(err, b"e\n"), (out, b"f\n")])
+    assert [(header.lost_lines, data) for header, data in received.items] == [(1, b"e\n"), (3, b"f\n")]
+
+
+def test_what_goes_on_within_a_line_is_shown_alone() -> None:
+    received = Received()
+    out, err = both_streams(received)
+    out.show(b"begun")
+    output._show([(err, b"a\n"), (out, b", ended\n")])
+    output._show([(out, b"b\n"), (err, b"c\n")])
+    assert [(header.goes_on, header.runs, data) for header, data in received.items] == [
+        (False, (), b"begun"),
+        (False, (), b"a\n"),
+        (True, (), b", ended\n"),
+        (False, (2, 2), b"b\nc\n"),
+    ]
 
 
 # Log files.
@@ -346,16 +375,42 @@ def test_a_pump_that_is_behind_gets_the_time_to_finish() -> None:
     assert received.getvalue() == text * 1000
 
 
+def test_last_lines_that_the_launcher_takes_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_IDLE_S", 0.01)
+    received, waits, is_taken = Received(), itertools.count(), threading.Event()
+
+    def late(header: Output, data: bytes) -> bool:
+        return is_taken.wait(60) and received(header, data)
+
+    reader, writer = output_pipe()
+    pump = Pump({reader: stream(late)}, "test")
+    join = pump._thread.join
+
+    def wait(timeout_s: float) -> None:
+        join(timeout_s)
+        if next(waits) == 5:
+            is_taken.set()
+
+    monkeypatch.setattr(pump._thread, "join", wait)
+    os.write(writer, b"last\n" * 1000)
+    os.close(writer)
+    now = time.monotonic()
+    assert pump.join(now - output._BUSY_S, now)
+    assert received.data == b"last\n" * 1000
+
+
 def test_the_pump_of_a_busy_stranger_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_BUSY_S", 0.5)
+    monkeypatch.setattr(output, "_LAST_S", 1000.0)
     reader, writer = output_pipe()
     pump = Pump({reader: stream(Received())}, "test")
     stop = threading.Event()
 
     def chatter() -> None:
-        while not stop.is_set():
+        for _ in range(500):
             os.write(writer, b"still here\n")
-            time.sleep(0.01)
+            if stop.wait(0.01):
+                break
         os.close(writer)
 
     thread = threading.Thread(target=chatter)

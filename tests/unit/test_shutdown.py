@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
+from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.launcher.shutdown import Shutdown
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import StopWorkers
@@ -20,7 +22,7 @@ from tests.support import golden
 class Run:
     """A run of two nodes. Its methods are the steps of a story."""
 
-    connected = ()
+    connected: tuple[Any, ...] = ()
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, follows: str = "") -> None:
         self.said: list[str] = []
@@ -62,6 +64,22 @@ def test_a_run_is_stopped_once_and_at_once_if_that_is_asked_for_again(monkeypatc
         return golden.play(Run(monkeypatch, "a requeue" if "requeues" in name else ""), steps)
 
     golden.check_pages("shutdowns", story)
+
+
+@pytest.mark.parametrize("by_bug", [True, False], ids=["a bug", "another error"])
+def test_an_agent_that_a_part_holds_is_killed_in_time_only_after_a_bug(by_bug: bool, monkeypatch: pytest.MonkeyPatch):
+    run, killed = Run(monkeypatch), []
+    run.connected = (
+        SimpleNamespace(host="a", state=NodeState.HELD, handle=SimpleNamespace(kill=lambda: killed.append("a"))),
+    )
+    if by_bug:
+        run.stopping.on_bug("KeyError")
+    else:
+        run.fail("a")
+    kill_at = run.stopping.run_due(run.now)
+    assert killed == []
+    run.stopping.run_due(kill_at)
+    assert killed == (["a"] if by_bug else [])
 
 
 def test_after_the_run_only_another_request_to_stop_interrupts_what_follows(monkeypatch: pytest.MonkeyPatch):

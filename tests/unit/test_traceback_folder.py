@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.features.tracebacks.launcher import TracebackFolder
+from ddplaunch.features.tracebacks.launcher import TracebackFolder, watches
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.results import StreamName
+from tests.support.configs import launch_config
+from tests.support.watches import run_services
 
 
 class Shown:
@@ -40,6 +42,10 @@ class Shown:
         self, rank: int, data: bytes, attempt: int = 0, stream: StreamName = "stderr", lost_lines: int = 0
     ) -> None:
         self._output(Output("node1", rank, rank, stream, len(data), attempt=attempt, lost_lines=lost_lines), data)
+
+    def write_both(self, rank: int, stdout: bytes, stderr: bytes) -> None:
+        runs = (len(stdout), len(stderr))
+        self._output(Output("node1", rank, rank, "stdout", sum(runs), runs=runs), stdout + stderr)
 
     def text(self, rank: int) -> bytes:
         self.console.flushes[0]()
@@ -99,6 +105,20 @@ def test_ranks_that_have_lost_a_peer_are_named(exception: str) -> None:
     assert verbose.text(0) == b"before\n" + raised(exception.format(0)) + b"after\n"
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_folded"),
+    [({}, True), ({"verbosity": 1}, False), ({"log_dir": "/dev/null"}, False)],
+)
+def test_tracebacks_of_lost_peers_are_folded_where_log_files_have_them(
+    settings: dict[str, Any], is_folded: bool
+) -> None:
+    shown, config = Shown(), launch_config(script="x.py", **settings)
+    (folder,) = watches(run_services(config, messages=SimpleNamespace(console=shown.console)))
+    folder.on_output(shown._take)(Output("node1", 0, 0, "stderr", 0), raised(GLOO))
+    folder.flush()
+    assert (shown.pieces == []) is is_folded
+
+
 def test_what_belongs_to_a_lost_peer_is_folded_in_whatever_pieces_it_comes() -> None:
     data = raised(NCCL, rank=1) + b"after\n"
     for cut in range(data.index(b"\n") + 1, len(data)):
@@ -108,18 +128,22 @@ def test_what_belongs_to_a_lost_peer_is_folded_in_whatever_pieces_it_comes() -> 
         assert shown.text(1) == b"after\n", data[:cut]
 
 
-CAUSE = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+LINKS = (
+    b"\nDuring handling of the above exception, another exception occurred:\n\n",
+    b"\nThe above exception was the direct cause of the following exception:\n\n",
+)
 
 
-def test_a_chain_is_folded_whole_or_not_at_all() -> None:
+@pytest.mark.parametrize("link", LINKS, ids=["raised while handled", "raised from"])
+def test_a_chain_is_folded_whole_or_not_at_all(link: bytes) -> None:
     lost, own = raised(GLOO), raised("ValueError: own")
-    for chain in (lost + CAUSE + own, own + CAUSE + lost):
+    for chain in (lost + link + own, own + link + lost):
         shown = Shown()
         shown.write(0, chain + b"after\n")
         assert (shown.text(0), shown.notes) == (chain + b"after\n", [])
     shown = Shown()
-    shown.write(0, lost + CAUSE[:9])
-    shown.write(0, CAUSE[9:] + lost)
+    shown.write(0, lost + link[:9])
+    shown.write(0, link[9:] + lost)
     assert shown.text(0) == b""
 
 
@@ -135,6 +159,13 @@ def test_stdout_does_not_overtake_a_traceback_of_its_rank() -> None:
     shown.write(0, raised())
     shown.write(0, b"next\n", stream="stdout")
     assert [data for _, data in shown.pieces] == [raised(), b"next\n"]
+
+
+def test_lines_of_both_streams_do_not_overtake_a_traceback_of_their_rank() -> None:
+    shown, half = Shown(), raised()[:60]
+    shown.write(0, half)
+    shown.write_both(0, b"next\n", b"more\n")
+    assert [data for _, data in shown.pieces] == [half, b"next\n", b"more\n"]
 
 
 def test_lines_that_were_lost_while_a_traceback_is_held_are_told() -> None:
@@ -164,9 +195,7 @@ def test_other_tracebacks_are_all_shown() -> None:
 
 
 def test_of_a_chain_each_traceback_is_folded() -> None:
-    chain = (
-        raised("KeyError: 1") + b"\nDuring handling of the above exception, another exception occurred:\n\n" + raised()
-    )
+    chain = raised("KeyError: 1") + LINKS[0] + raised()
     shown = Shown()
     shown.write(0, chain)
     shown.write(1, chain)

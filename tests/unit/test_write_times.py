@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,17 +16,19 @@ from ddplaunch.agent.workers.output import Pump, Stream, output_pipe
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.write_times import mark, pieces
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 texts = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(min_size=1).filter(lambda text: 0 not in text)))
 
 
 @given(st.binary().filter(lambda text: 0 not in text), texts, st.data())
-def test_no_byte_and_no_time_is_lost_wherever_the_reads_cut(
+def test_no_byte_is_lost_wherever_the_reads_cut_and_without_a_cut_no_time(
     first: bytes, marked: list[tuple[int, bytes]], data: st.DataObject
 ) -> None:
     whole = first + b"".join(mark(time_ns) + text for time_ns, text in marked)
+    uncut, rest = pieces(whole, 7)
+    assert ([piece for piece in uncut if piece[1]], rest) == (
+        [piece for piece in [(7, first), *marked] if piece[1]],
+        b"",
+    )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)))))
     found: list[tuple[int, bytes]] = []
     rest, last_ns = b"", 7
@@ -35,9 +37,8 @@ def test_no_byte_and_no_time_is_lost_wherever_the_reads_cut(
         found += read
         last_ns = found[-1][0] if found else last_ns
     assert rest == b""
-    each_byte = [(time_ns, byte) for time_ns, text in [(7, first), *marked] for byte in text]
     # A read may begin behind a mark whose text is to come: then the text has the time of the text before.
-    assert bytes(byte for _, text in found for byte in text) == bytes(byte for _, byte in each_byte)
+    assert b"".join(text for _, text in found) == first + b"".join(text for _, text in marked)
 
 
 @pytest.mark.parametrize("text", [b"\0", b"\0\x1b", mark(1)[:-1], b"a\0b", b"\0" * 40])
@@ -142,7 +143,20 @@ os.set_blocking(2, False)
 for number in range(400):
     print("x" * 60_000, file=(sys.stdout, sys.stderr)[number % 2])
 """
-    assert set(shown_of(program)) <= set("x\n")
+    assert set(shown_of(program)) == set("x\n")
+
+
+def test_what_may_have_begun_a_mark_is_shown_at_the_end() -> None:
+    assert shown_of(r'os.write(1, b"end\0")') == "end\0"
+
+
+def test_a_mark_of_a_time_to_come_holds_nothing_back() -> None:
+    program = r"""
+from ddplaunch.protocol.write_times import mark
+os.write(1, mark(2**63) + b"x\n")
+print("y")
+"""
+    assert shown_of(program) == "x\ny\n"
 
 
 def test_a_file_of_the_script_has_no_marks(tmp_path: Path) -> None:
