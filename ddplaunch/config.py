@@ -219,7 +219,8 @@ class AgentConfig:
     """The settings that launcher and agents share: ``launcher.setup.agent_spec`` copies each to the ``AgentSpec``.
 
     Attributes:
-        max_restarts: restarts after a failure; an attempt only because a node was lost or has joined is not counted.
+        max_restarts: restarts after a failure; an attempt that begins only because a node was lost or has joined is not
+            counted.
         signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2, if not named, are passed to the workers.
         workers: number of workers of a node, their devices, and how they are started.
         output: logs, filters and format of the workers' output.
