@@ -14,10 +14,12 @@ _HASH_LENGTHS = (40, 64)
 def commit() -> str:
     """The commit of the checkout from which this package is imported, shortened to 7 digits.
 
-    Empty for an installed package, and where git's files do not say it. Starts no process; changes that are not
-    committed do not count.
+    Empty for an installed package, also within a repository of the user's, and where git's files do not say it. Starts
+    no process; changes that are not committed do not count.
     """
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if not os.path.exists(os.path.join(root, "scripts", "lib", "size_budget.py")):
+        return ""
     try:
         found = _head(os.path.join(root, ".git"))
     except (OSError, ValueError):

@@ -81,7 +81,7 @@ class Agent(NodeServices):
         self.rendezvous = self._choose_rendezvous()
         self.report = self.rendezvous.send_report if spec.each_node_has_launcher else outbox.send
         self._group: WorkerGroup | None = None
-        self._is_refused = False
+        self._takes_part = True
         self._helper_pids: dict[int, int] = {}
         self._last_start_at = 0.0
         # Why this node stops its workers; event handlers set these, conditions of ``wait`` read them.
@@ -118,7 +118,7 @@ class Agent(NodeServices):
         self.forkserver.ensure_forkserver()  # The forkserver imports torch while the nodes join.
         self.outbox.send(this_node.details(self._spec))
         if not all(part.may_take_part() for part in self._parts):
-            self._is_refused = True
+            self._takes_part = False
             self.wait(self.is_stopping)  # The launcher replaces this node, or ends the run.
             return self.close()
         while (opened := self.rendezvous.next_round()) is not None:
@@ -137,8 +137,8 @@ class Agent(NodeServices):
         return self.close()
 
     def on_run_ended(self) -> None:
-        """The last act, after ``run``. A node that was refused keeps nothing for later runs."""
-        for part in () if self._is_refused else self._parts:
+        """The last act, after ``run``. A node that takes no part keeps nothing for later runs."""
+        for part in self._parts if self._takes_part else ():
             part.on_run_ended()
 
     def close(self, *, is_bug: bool = False) -> tuple[int, ...]:

@@ -91,8 +91,8 @@ def _execute(
     """Execute the launcher's first record. ``after_end`` gets what must follow AgentEnded.
 
     Returns:
-        The pids that SIGKILL has not ended, for AgentEnded. None if that must not follow: the launcher is lost, and one
-        that still runs counts this node as lost.
+        The pids that SIGKILL has not ended, for AgentEnded. None if that must not follow, so that a launcher that still
+        runs counts this node as lost: the launcher is lost, or a bug keeps the pids from being known.
     """
     agent: Agent | None = None
     spec: AgentSpec | None = None

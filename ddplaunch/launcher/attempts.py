@@ -146,7 +146,7 @@ def _in_order(results: Mapping[int, AttemptResult]) -> list[AttemptResult]:
 def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
     """Merge the nodes' results. A node without the verdict expects another attempt; others override that.
 
-    So they do where a restart follows, and that node knows only of another rendezvous.
+    If one node reports a restart, and another one only a new rendezvous, it is a restart.
     """
     if len(parts) == 1:
         return parts[0]

@@ -21,8 +21,11 @@ user sees   "HOST has not answered for    the same, but then "the     "HOST (nod
             HOST", "HOST (node 1) is      again" at last
             lost; starting the workers
             again"
-exit code   84 below MIN nodes            the same                    84 if MIN is MAX, else 83    84; 83 between two
-                                                                      after 600 s below MIN        attempts
+exit code   84 below MIN nodes            the same                    84 if MIN is MAX, else 83    84, or that of the
+while                                                                 after 600 s below MIN        node's own worker
+running
+between     the same                      the same                    83 after 600 s below MIN     83
+attempts
 ==========  ============================  ==========================  ===========================  ===================
 
 Where one launcher leads, the end of the run waits for the sweep of the host, up to 20 s after the loss, and then
@@ -41,7 +44,7 @@ time    name                                   who acts when it is over
 8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat. It is
                                                ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the 5 s of the launcher;
                                                where each node has a launcher, it is 5 s
-10 s    that and 2 heartbeats                  another member: the store has not answered
+10 s    ``silent_after_s`` and 2 heartbeats    another member: the store has not answered
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
 25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
 30 s    ``TimeoutConfig.shutdown_timeout_s``   an agent kills workers that SIGTERM has not ended
@@ -71,7 +74,7 @@ time    name                                   who acts when it is over
     ``JoinRendezvous``, and stop theirs. A member that gets no answer from the store makes its agent stop them earlier.
     No node gets a verdict on this round, so that no failure in it counts; but a node whose processes cannot be killed
     ends the run. The agents join the new rendezvous by ``NodeJoined``. Its coordinator knows the number of restarts
-    from both records.
+    from ``JoinRendezvous`` and ``NodeJoined``.
 6.  Each agent sends ``AttemptEnded``, and ``Attempts`` merges those of the nodes that are left. ``AttemptStarted``
     follows. After step 5 the reason is that of the first of these nodes in the order of their indices: it may be "the
     rendezvous at HOST:PORT is lost: ..." in place of "the rendezvous has moved".
@@ -92,9 +95,9 @@ do not: it is lost (``participants._MAX_LOST_BY_ONE``). When the fifth in a row 
 
 1.  The lost node did not serve the rendezvous. The coordinator stops the round on all nodes and gives the verdict, as
     in step 4 above. Nodes that wait at the endpoint for a free place (``NoFreePlace``) are the spares of the next one.
-2.  Without any, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait for another
-    one. A job of a fixed size ends on all nodes, "not restarted: 1 other node is left, and 2 are needed"; between two
-    attempts its nodes wait as those of an elastic one.
+2.  Without a waiting node, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait
+    for another one. A job of a fixed size ends on all nodes, "not restarted: 1 other node is left, and 2 are needed";
+    between two attempts its nodes wait as those of an elastic one.
 3.  It served the rendezvous. The others notice it at once if its connection closes. While workers run, each node ends
     with the result of ``verdict.of_lost_rendezvous``; between two attempts with the error of
     ``RendezvousClient.unreachable_error``, since the nodes cannot meet again.

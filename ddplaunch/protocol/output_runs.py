@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_runs(header: Output, data: bytes) -> None:
-    """Raises ValueError if the runs are not those of ``data``, or not of whole lines after others."""
+    """Raises ValueError if the runs do not add up to ``data``, or lines are lost before them or continue in them."""
     if not header.runs:
         return
     if sum(header.runs) != len(data) or 0 in header.runs or header.lost_lines or header.goes_on:

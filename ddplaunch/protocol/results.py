@@ -130,8 +130,8 @@ class RoundEnd:
     Attributes:
         attempt: number of the round.
         reason: why it ended, if no worker's failure ended it; empty otherwise.
-        cause: the first failure of a worker, possibly on another node; None if none failed. In the
-            AttemptResult of a single node it is None: ``exits`` has it.
+        cause: the first failure of a worker, possibly on another node; None if none failed. In the AttemptResult of a
+            single node it is None: ``exits`` has it.
         hung: workers were stopped because no worker of the job wrote output for ``timeouts.hang_timeout_s``.
         node_leaves: why no further attempt may use a node; empty otherwise.
     """

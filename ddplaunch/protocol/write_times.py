@@ -25,25 +25,15 @@ def mark(time_ns: int) -> bytes:
     return _MAGIC + _TIME.pack(time_ns)
 
 
-def pieces(data: bytes, time_ns: int) -> tuple[list[tuple[int, bytes]], bytes]:
-    """What was written at which time, without the marks, and the beginning of a mark at the end of ``data``.
+def pieces(data: bytes, time_ns: int) -> list[tuple[int, bytes]]:
+    """What was written at which time, without the marks; ``time_ns`` is that of what stands before the first mark.
 
-    ``time_ns`` is that of what stands before the first mark.
+    ``data`` is all that a pipe had at one moment: it ends in no mark's middle, since a mark is written as a whole
+    (pipe(7): up to PIPE_BUF bytes).
     """
-    if _MAGIC[0] not in data:
-        return [(time_ns, data)], b""
+    if _MAGIC not in data:
+        return [(time_ns, data)]
     first, *marked = _MARK.split(data)
     times = (_TIME.unpack(text)[0] for text in marked[::2])
     found = [(time_ns, first), *zip(times, marked[1::2], strict=True)]
-    time_ns, last = found.pop()
-    rest = _begun_mark(last)
-    found.append((time_ns, last[: len(last) - len(rest)]))
-    return [(time_ns, part) for time_ns, part in found if part], rest
-
-
-def _begun_mark(data: bytes) -> bytes:
-    """The end of ``data`` that may be the beginning of a mark."""
-    for start in range(max(0, len(data) - MARK_BYTES + 1), len(data)):
-        if _MAGIC.startswith(data[start : start + len(_MAGIC)]):
-            return data[start:]
-    return b""
+    return [(time_ns, part) for time_ns, part in found if part]

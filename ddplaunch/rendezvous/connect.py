@@ -107,7 +107,7 @@ class _Search:
             if found is None:
                 report(RendezvousNotFound(self._reason, self._limit_s))
                 if not self._spec.one_launcher_leads:  # That launcher knows of it.
-                    in_thread("absence", self._ask_whether_it_comes)
+                    in_thread("cannot join", self._ask_whether_it_comes)
             while found is None and (now := time.monotonic()) < (ends_at := min(began + self._limit_s, self._gone_at)):
                 found = self._found.get(min(ends_at, now + _LAST_PAUSE_S))
             if found is None and now >= self._gone_at:

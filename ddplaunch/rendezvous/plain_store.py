@@ -25,7 +25,7 @@ _VALIDATE, _SET, _GET, _ADD, _CHECK = 0, 1, 3, 4, 5
 _MAGIC = 0x3C85F7CE
 _READY = b"\0"
 _MAX_VALUE = 1 << 16
-_BEGIN, _HEARD = b"ddplaunch absent ", b"heard "
+_BEGIN, _HEARD = b"ddplaunch cannot join ", b"heard "
 
 
 class ServerCannotJoin(Exception):

@@ -100,7 +100,7 @@ class Signer:
 
 def cannot_join_key(spec: MemberSpec) -> str:
     """What a NodeCannotJoin is signed with that is in no store."""
-    return f"{key_prefix(spec)}/absent"
+    return f"{key_prefix(spec)}/cannot_join"
 
 
 def open_key(spec: MemberSpec) -> str:

@@ -184,12 +184,9 @@ class Coordinator:
             return [self._cannot_take_part(index, "the run had ended when this node joined")]
         if record.host in self._avoided:
             del self._waiting[index]
-            # A launcher that leads all nodes removes the node; until then no round is complete.
-            return (
-                []
-                if self.assigned
-                else [self._cannot_take_part(index, f"this run does not use {record.host} any more")]
-            )
+            if self.assigned:  # The launcher removes the node; until then no round is complete.
+                return []
+            return [self._cannot_take_part(index, f"this run does not use {record.host} any more")]
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
@@ -290,7 +287,7 @@ class Coordinator:
         self._reports.ended_nodes.append(replace(record, cause=cause))
         if record.stopped and not self._reports.stop_reason:
             self._reports.stop_reason = record.reason or f"{self._hosts[record.node_index]} was stopped"
-        # A launcher that leads all nodes that stops one stops all: an order of ours might be faster than its signal.
+        # A launcher that leads all nodes stops all if it stops one: an order of ours might be faster than its signal.
         is_stopped_alone = record.stopped and (record.reason or not self.assigned)
         sent = self._stop("") if record.outcome == "failed" or is_stopped_alone else []
         return [*sent, *self._finish_round()]

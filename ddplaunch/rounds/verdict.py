@@ -65,6 +65,7 @@ _GOES_ON = "the job goes on with other nodes"
 _MOVES = "the job goes on with another rendezvous"
 _SUCCEEDED = "all workers have succeeded"
 _STOPPED = "not restarted: the run was stopped"
+# Not equal to NEVER_RESTARTED, which the failure page does not show: this it shows.
 _FAILED_TOO = f"{NEVER_RESTARTED}, and a worker has failed, not because of the loss"
 _LOST = "not restarted: the rendezvous is lost"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"

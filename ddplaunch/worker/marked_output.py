@@ -1,7 +1,8 @@
 """Marks in a worker's output, from which the agent knows the order of stdout and stderr (``protocol/write_times.py``).
 
-Only what Python's streams write has marks. The output of other libraries and of child processes has none, and stands
-in the order of its own stream. Runs in the worker. Must import little.
+Only what Python's streams write has marks: they have no buffer, since workers run as under ``python -u``. The output of
+other libraries and of child processes has none, and stands in the order of its own stream. Runs in the worker. Must
+import little.
 """
 
 from __future__ import annotations

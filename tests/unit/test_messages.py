@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.config import LaunchConfig, OutputConfig
+from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.protocol.launcher_agent import AttemptStarted
-from ddplaunch.protocol.results import AttemptResult, RunResult
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from tests.support import golden
 from tests.support.configs import rendezvous_config
 
@@ -47,6 +48,17 @@ def test_how_long_a_run_on_one_node_took_is_said_of_long_runs() -> None:
         return "; ".join(lines)
 
     golden.check_answers("durations_of_runs", shown)
+
+
+def test_a_launcher_shows_why_it_ends_by_itself_whoever_shows_what_was_before() -> None:
+    told, lines = messages(LaunchConfig(script="t.py", min_nodes=2, max_nodes=2, rendezvous=rendezvous_config()))
+    stopped = WorkerExit(
+        rank=1, local_rank=0, host="node2", pid=7, returncode=143, stopped=True, time_s=1.0, duration_s=1.0
+    )
+    attempt = AttemptResult(0, "failed", (stopped,), 1.0, reason="node3 is lost")
+    error = LaunchError("the endpoint node1:1 does not answer", "", RENDEZVOUS)
+    told.run_ended(RunResult("r1", RENDEZVOUS, "failed", 1.0, attempts=(attempt,)), error)
+    assert error.message in lines[0].splitlines()
 
 
 def test_a_run_folder_that_was_deleted_is_told(tmp_path: Path) -> None:

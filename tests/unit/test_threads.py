@@ -137,13 +137,15 @@ def test_a_bug_in_the_thread_that_reads_a_worker_does_not_block_the_worker(shown
     def send(_header: Output, _data: bytes) -> bool:
         raise ValueError("a bug")
 
-    reader, writer = output_pipe()
-    pump = Pump({reader: Stream(Output("node", 0, 0, "stdout", 0), send, None)}, "output[0]")
-    os.write(writer, b"line\n")
+    readers, writers = zip(output_pipe(), output_pipe(), strict=True)
+    streams = [Stream(Output("node", 0, 0, name, 0), send, None) for name in ("stdout", "stderr")]
+    pump = Pump(dict(zip(readers, streams, strict=True)), "output[0]")
+    os.write(writers[0], b"line\nunfinished")
     assert pump.join(time.monotonic() + 60, time.monotonic())
-    with pytest.raises(BrokenPipeError):
-        os.write(writer, b"line\n")
-    os.close(writer)
+    for writer in writers:
+        with pytest.raises(BrokenPipeError):
+            os.write(writer, b"line\n")
+        os.close(writer)
     assert shown == ["a bug"]
 
 

@@ -28,7 +28,10 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def commit_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a package in ``folder`` says of itself."""
+    """What a package in ``folder``, which has our file, says of itself."""
+    own = folder / "scripts" / "lib" / "size_budget.py"
+    own.parent.mkdir(parents=True)
+    own.touch()
     monkeypatch.setattr(version, "__file__", str(folder / "ddplaunch" / "version.py"))
     return version.commit()
 
@@ -59,6 +62,13 @@ def test_so_does_a_linked_worktree(checkout: Path, packed: bool, monkeypatch: py
     if packed:
         git("pack-refs", "--all", at=checkout)
     assert commit_of(linked, monkeypatch) == git("rev-parse", "HEAD", at=linked)[:7]
+
+
+def test_a_copy_in_a_repository_of_the_user_is_none_of_its_commits(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(version, "__file__", str(checkout / "ddplaunch" / "version.py"))
+    assert version.commit() == ""
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Runs in the agent, with one thread per worker. A full disk or a slow launcher mu
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -233,7 +234,6 @@ class _Pipe:
     def __init__(self, fd: int, stream: Stream) -> None:
         self.fd = fd
         self.stream = stream
-        self._rest = b""
         self._written_ns = 0
 
     def read(self, since_ns: int) -> list[_Piece]:
@@ -242,21 +242,13 @@ class _Pipe:
         if not data:
             return []
         now_ns = time.monotonic_ns()
-        found, self._rest = write_times.pieces(self._rest + data, since_ns)
+        found = write_times.pieces(data, since_ns)
         return [(self._time(time_ns, now_ns), self, piece) for time_ns, piece in found]
 
     def _time(self, time_ns: int, now_ns: int) -> int:
         """A time that keeps the order within the pipe, whichever processes wrote the marks."""
         self._written_ns = max(self._written_ns, min(time_ns, now_ns))
         return self._written_ns
-
-    def close(self) -> None:
-        """The pipe has ended, or is not read any more."""
-        os.close(self.fd)
-        if self._rest:
-            self.stream.keep(self._rest)
-            self.stream.show(self.stream.lines_for_console(self._rest))
-        self.stream.close()
 
 
 def _bytes_in(pipe: int) -> int:
@@ -304,7 +296,7 @@ class Pump:
     def _run(self) -> None:
         try:
             self._read_all()
-        finally:  # After a bug, too: a worker must not wait for a reader that has gone.
+        finally:  # After a bug, too.
             self._close(self._pipes)
 
     def _read_all(self) -> None:
@@ -362,8 +354,11 @@ class Pump:
 
     def _close(self, pipes: list[_Pipe]) -> None:
         self._pipes = [pipe for pipe in self._pipes if pipe not in pipes]
-        for pipe in pipes:
-            pipe.close()
+        for pipe in pipes:  # First: what follows may fail, and a worker must not wait for a reader that has gone.
+            os.close(pipe.fd)
+        with contextlib.ExitStack() as stack:  # An error of one keeps no other from its end.
+            for pipe in pipes:
+                stack.callback(pipe.stream.close)
 
 
 def _divided(runs: list[_Run]) -> Iterator[list[_Run]]:

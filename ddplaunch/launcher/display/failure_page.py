@@ -90,10 +90,11 @@ def _reasons(attempt: AttemptResult) -> list[str]:
 
 
 def is_shown_elsewhere(result: RunResult) -> bool:
-    """Of a job with a launcher on every node: whether the launcher of another node shows the page.
+    """Where each node has a launcher: whether that of another node shows the page.
 
-    It is the launcher of the rank that failed first; if no rank has failed, of rank 0. After the loss of a node each
-    shows it: that of rank 0 may be gone, and no launcher knows who is left.
+    Asked only without an error of this launcher, which it alone knows. It is the launcher of the rank that failed
+    first; if no rank has failed, of rank 0. After the loss of a node each shows it: that of rank 0 may be gone, and no
+    launcher knows who is left.
     """
     first = result.first_failure
     if first is None and result.exit_code == NODE_LOST:
@@ -271,14 +272,13 @@ def _files(
 
 
 def _log_folder(attempt: AttemptResult) -> str:
-    """The folder that has those of all workers of ``attempt``; empty if none are kept."""
+    """The folder with the logs of all workers of ``attempt``; empty if none are kept, or in folders of other shapes."""
     folders = {os.path.dirname(os.path.dirname(exit_.log_file)) for exit_ in attempt.exits if exit_.log_file}
     if len(folders) < 2:
         return next(iter(folders), "")
-    try:
-        return f"{os.path.commonpath(folders)}/*/attempt_{attempt.attempt}"
-    except ValueError:  # Nodes say absolute and relative paths.
-        return ""
+    runs = {os.path.dirname(os.path.dirname(folder)) for folder in folders}
+    names = {os.path.basename(folder) for folder in folders}
+    return os.path.join(*runs, "*", *names) if len(runs) == len(names) == 1 else ""
 
 
 def leftovers(result: RunResult) -> str:

@@ -184,9 +184,9 @@ class UserMessages:
         """Write the report, and show the failure page or how the run ended.
 
         ``error`` says why the run ended. If no worker has run, there is no failure page: the command shows the error at
-        last. ``page_lines`` are
-        what features add to that page, ``report_lines`` what only report.txt has. Files are written by a thread, which
-        is given up if a disk does not answer, or soon after the user has asked for the end: see ``_patience``.
+        last. ``page_lines`` are what features add to that page, ``report_lines`` what only report.txt has. Files are
+        written by a thread, which is given up if a disk does not answer, or soon after the user has asked for the end:
+        see ``_patience``.
         """
         page = partial(self._page, result, error, page_lines)
         is_given_up = _patience(asked_again)
@@ -204,7 +204,8 @@ class UserMessages:
             self._show_unwritten(self._folder)
 
     def _show_result(self, result: RunResult, error: LaunchError | None, page: str) -> None:
-        if page and self._config.each_node_has_launcher and failure_page.is_shown_elsewhere(result):
+        others_show = self._config.each_node_has_launcher and not error and failure_page.is_shown_elsewhere(result)
+        if page and others_show:
             self.show(failure_page.summary(result), Level.ALWAYS)
         elif page:
             self.console.show_page(page)
