@@ -106,12 +106,53 @@ def describe(returncode: int) -> str:
         return f"signal {-returncode}"
 
 
+# What the exception and the last lines of a worker say.
+
+_TRACEBACK = "Traceback (most recent call last):\n"
+_WRAPPED = (
+    r"(?:Caught \w+ in (?P<where>.{1,200})\.|-- (?P<process>Process \d+) terminated with the following error:)\n"
+    rf"(?:Original )?{re.escape(_TRACEBACK)}"
+)
+"""How torch's DataLoader and mp.spawn raise an exception of another process: its traceback is in the message."""
+
+_RAISED_BY_CPP = r"^  what\(\): +"
+_ERROR_LINE = rf"[\w.]+(Error|Exception|Interrupt|Exit)\b|.{{0,80}}\b[Ee]rror: |{_RAISED_BY_CPP}"
+_FATAL_SIGNAL = r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating)"
+_RANK_PREFIX = r"^\[rank\d+\]: "
+_LAST_LINES = 20
+_MAX_COLUMNS = 2_000
+
+
+def headline(message: str) -> str:
+    """An exception in one line; of one that another process has raised, what was raised there, and where that was."""
+    text = message.strip()
+    if wrapped := re.search(_WRAPPED, text):
+        lines = text.rpartition(_TRACEBACK)[2].splitlines()
+        inner = next((line for line in lines if line[:1].strip()), "")
+        return f"{inner}, in {wrapped['where'] or wrapped['process'].lower()}" if inner else text.splitlines()[0]
+    return text.splitlines()[0] if text else ""
+
+
+def last_error(exit_: WorkerExit) -> str:
+    """The last of a worker's last lines that looks like an error; empty if none does."""
+    lines = [re.sub(_RANK_PREFIX, "", line[:_MAX_COLUMNS]) for line in exit_.tail[-_LAST_LINES:]]
+    errors = [line for line in lines if re.match(_ERROR_LINE, line) and not re.match(_FATAL_SIGNAL, line)]
+    return re.sub(_RAISED_BY_CPP, "", errors[-1]) if errors else ""
+
+
+def crashed_at(exit_: WorkerExit) -> str:
+    """The innermost line in the user's script where a signal has ended a worker, as faulthandler has printed it."""
+    thread = "\n".join(exit_.tail).rpartition("\nCurrent thread 0x")[2].partition("\nThread 0x")[0]
+    found = frames(thread)
+    return file_and_line(script_frame(found)) if found else ""
+
+
 # The line of the script.
 
 
 def raised_at(traceback: str) -> str:
     """The innermost line in the user's script of an exception's traceback, like ``train.py:41``; empty without one."""
-    found = frames(traceback.rpartition("Traceback (most recent call last):")[2])
+    found = frames(traceback.rpartition(_TRACEBACK)[2])
     return file_and_line(script_frame(found[::-1])) if found else ""
 
 

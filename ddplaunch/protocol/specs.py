@@ -122,6 +122,7 @@ class ForkserverSpec:
     Attributes:
         imports: import torch and ``workers.preload`` for forked workers; otherwise the forkserver only forks and execs.
         script: path of a script, whose text names further parts of torch to import; empty for none.
+        module: name of a module that workers run, with such a text; empty for none.
         script_dir: ``sys.path[0]`` of the workers during the imports; empty for none.
         env: the environment of a forkserver that a keeper has forked; None: it was started with it.
     """
@@ -132,6 +133,7 @@ class ForkserverSpec:
     imports: bool
     script: str
     script_dir: str
+    module: str = ""
     env: dict[str, str] | None = None
 
 

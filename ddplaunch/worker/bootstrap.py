@@ -118,6 +118,8 @@ class _Caught:
             after_script()
         if error is None or isinstance(error, SystemExit):
             exit_code = _code_of(error) if error else 0
+            if error and _has_text(error) and _pid == os.getpid():
+                _write_exit_text(error)
             return False
         self.error = error
         return True
@@ -174,6 +176,20 @@ def _code_of(end: SystemExit) -> int:
     if not isinstance(end.code, int):
         return 1
     return end.code & 0xFF if -(1 << 63) <= end.code < 1 << 63 else 0xFF
+
+
+def _has_text(end: SystemExit) -> bool:
+    """Whether it is ``sys.exit("why")``, for which the interpreter prints the text and exits with 1."""
+    return end.code is not None and not isinstance(end.code, int)
+
+
+def _write_exit_text(end: SystemExit) -> None:
+    innermost = end.__traceback__ = _script_traceback(end)
+    while innermost and innermost.tb_next:
+        innermost = innermost.tb_next
+    # With ``-m`` and a module that does not exist, runpy has called sys.exit.
+    by_script = innermost is not None and innermost.tb_frame.f_globals is not vars(runpy)
+    write_error_file(end if by_script else SystemExit(end.code), _error_file)
 
 
 _Prepared = Callable[[], Callable[[], object]]

@@ -100,13 +100,14 @@ def serve(sock: socket.socket, spec: ForkserverSpec) -> Continuation:
 
 def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
     """Import modules and report to the agent; False if a required import failed."""
-    source = text_of(spec.script)
-    if not spec.imports:
+    path = _file_to_run(spec)
+    if not spec.imports or path is None:  # A module that does not exist: its workers say so at once.
         answer(sock, ForkserverReady(""))
         return True
+    source = text_of(path)
     variable = preload.early_variable(source, os.environ)
     if variable:
-        answer(sock, ForkserverReady(f"{spec.script} sets {variable}, which torch reads when it is imported"))
+        answer(sock, ForkserverReady(f"{path} sets {variable}, which torch reads when it is imported"))
         return True
     with preload.without_collection(), preload.first_in_path(spec.script_dir):
         threads = threads_after_numpy()
@@ -121,6 +122,14 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
     late_import.choose_modules()
     answer(sock, ForkserverReady(reason_not_to_fork(threads)))
     return True
+
+
+def _file_to_run(spec: ForkserverSpec) -> str | None:
+    """The file that workers run; empty if there is none, None if they run a module that does not exist."""
+    if not spec.module:
+        return spec.script
+    with preload.first_in_path(spec.script_dir):
+        return preload.module_file(spec.module)
 
 
 def text_of(script: str) -> bytes:

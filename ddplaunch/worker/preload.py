@@ -9,6 +9,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import sys
 import traceback
@@ -30,6 +31,27 @@ _READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH
 """Prefixes of variables that torch and its libraries read when they load."""
 
 _READ_LATER = ("TORCH_NCCL_", "TORCH_FR_", "TORCH_HOME", "TORCHELASTIC_")
+
+
+def module_file(name: str) -> str | None:
+    """The file that ``python -m name`` runs, found without an import; None without the module.
+
+    Empty if it has no file, or if that is known only to who imports its packages. A package may change its ``__path__``
+    when it is imported: then a module that exists is not found here.
+    """
+    found, folders = None, None
+    for part in itertools.accumulate(name.split("."), "{}.{}".format):
+        finders = (finder.find_spec(part, folders) for finder in sys.meta_path)
+        try:
+            found = next(filter(None, finders), None)
+        except Exception:  # A namespace in a package has no path before it is imported; finders may be the user's.
+            return ""
+        if found is None:
+            return None
+        folders = found.submodule_search_locations
+    if folders is not None:
+        return module_file(f"{name}.__main__")
+    return found.origin if found and found.has_location else ""
 
 
 def modules_for(source: bytes) -> tuple[str, ...]:

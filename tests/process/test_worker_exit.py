@@ -63,7 +63,12 @@ ENDS = (
         1,
         r"exit code 1; it ran for .*\n\n  \| Trace(?s:.*)exit_with.py(?s:.*)RuntimeError: wrong shape",
     ),
-    ("segfault", 139, r"SIGSEGV(?s:.*)Fatal Python error: Segmentation fault(?s:.*)exit_with.py"),
+    ("text:no data in /data", 1, r"failed: SystemExit: no data in /data \(exit_with.py:\d+\)\n"),
+    (
+        "segfault",
+        139,
+        r"failed: SIGSEGV \(exit_with.py:\d+\)\n(?s:.*)Fatal Python error: Segmentation fault(?s:.*)exit_with.py",
+    ),
 )
 
 
@@ -85,6 +90,18 @@ def test_the_launcher_ends_as_the_worker_did_and_the_page_says_how(
     if end != "segfault":  # There faulthandler prints the whole stack.
         assert "ddplaunch/worker" not in finished.err + finished.out, "our own frames are not the user's business"
     assert (failure(finished)["rank"], finished.report["exit_code"]) == (1, code)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [("pkg.typo", "No module named pkg.typo"), ("pkg", "No module named pkg.__main__; .*")]
+)
+def test_a_module_that_does_not_exist_is_named_before_torch_is_imported(module: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__init__.py").touch()
+    finished = run("-m", module, cwd=tmp_path, env={"TORCH_STUB_IMPORT_S": "600"})
+    assert finished.returncode == 1
+    assert re.search(rf"failed: SystemExit: \S+: {said}\n", finished.err)
+    assert "hint:     -m takes a module" in finished.err
 
 
 @pytest.mark.torch

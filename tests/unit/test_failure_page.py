@@ -77,6 +77,37 @@ def raised_at(traceback: str) -> str:
     return page(ended(0, 1, error=error))
 
 
+def raised_with(message: str) -> str:
+    traceback = f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n{message}'
+    return page(ended(0, 1, error=WorkerError(message, traceback, NOON)))
+
+
+INNER = """Traceback (most recent call last):
+  File "/v/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+  File "/a/data.py", line 6, in __getitem__
+KeyError: 5
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/a/data.py", line 7, in __getitem__
+ValueError: bad sample 5
+and more
+"""
+IN_DATA_LOADER = f"ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal {INNER}"
+IN_SPAWNED = f"ProcessRaisedException: \n\n-- Process 1 terminated with the following error:\n{INNER}"
+
+CRASH = """Fatal Python error: Segmentation fault
+Thread 0x00007f0 (most recent call first):
+  File "/a/other.py", line 8 in wait
+Current thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/a/train.py", line 3 in inner
+  File "/a/train.py", line 6 in <module>
+Thread 0x00007f2 (most recent call first):
+  File "/a/third.py", line 9 in wait"""
+
+
 def by_our_signal(signum: int) -> WorkerExit:
     return ended(1, -signum, error=WorkerError("RuntimeError: Read error", "", NOON), ended_by_stop=True)
 
@@ -192,6 +223,13 @@ PAGES = {
     ),
     "a syntax error": raised_at('  File "/a/train.py", line 3\n    def\nSyntaxError: invalid'),
     "no traceback": raised_at("not a traceback"),
+    "an exception of a DataLoader's process": raised_with(IN_DATA_LOADER),
+    "an exception of a spawned process": raised_with(IN_SPAWNED),
+    "an exception of another process without its end": raised_with("E: Caught E in pin memory thread.\nOriginal Tr"),
+    "a crash with its stack": page(ended(0, -11, tail=tuple(CRASH.splitlines()))),
+    "a usage error": page(ended(0, 2, tail=("usage: a.py", "[rank0]: a.py: error: no --lr", "bye"))),
+    "an error before SIGKILL": page(ended(0, -9, tail=("IOError: once",))),
+    "an abort in C++": page(ended(0, -6, tail=("terminate called", "  what():  std::bad_alloc", "Fatal"))),
     "a time just before the next second": page(ended(0, 1, time_s=NOON + 0.9996)),
     "a hang on one host": hang_page(hung()),
     "a hang on two hosts": hang_page(hung(2)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from ddplaunch.worker.preload import (
     describe,
     early_variable,
     hiding_file,
+    module_file,
     modules_for,
     try_import,
     without_collection,
@@ -36,6 +38,30 @@ def test_what_cannot_be_parsed_is_left_to_the_worker(source: bytes) -> None:
 
 def test_a_variable_set_for_torchs_import_is_found() -> None:
     golden.check_answers("early_variables", lambda source: early_variable(source.encode(), {"OMP_NUM_THREADS": "1"}))
+
+
+def test_the_file_of_a_module_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in (
+        "hidden.py",
+        "hidden_pkg/__init__.py",
+        "hidden_pkg/__main__.py",
+        "hidden_pkg/space/run.py",
+        "hidden_space/run.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("raise AssertionError")
+
+    def found(name: str) -> str | None:
+        path = module_file(name)
+        return path and path.removeprefix(f"{tmp_path}/")
+
+    assert found("hidden") == "hidden.py"
+    assert found("hidden_pkg") == "hidden_pkg/__main__.py"
+    assert found("hidden_space.run") == "hidden_space/run.py"
+    for missing in ("hiddn", "hidden_pkg.typo", "hidden_space", "hidden.x", "hidden_pkg..x", "a b"):
+        assert found(missing) is None
+    assert found("sys") == found("hidden_pkg.space.run") == ""
 
 
 @given(st.binary())

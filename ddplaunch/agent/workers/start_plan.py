@@ -68,6 +68,7 @@ def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
         imports=forks,
         script=path if is_file else "",
         script_dir=folder if forks and not is_own_module(path) else "",
+        module=path if plan.how == "module" and not is_own_module(path) else "",
     )
 
 

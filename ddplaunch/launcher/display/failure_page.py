@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
@@ -168,12 +169,19 @@ def failure(exit_: WorkerExit) -> str:
 
 
 def _reason(exit_: WorkerExit) -> str:
-    """The first line of the exception and the line of the script that raised it; without one, ``how``."""
-    lines = exit_.error.message.strip().splitlines() if exit_.error else []
-    if exit_.error is None or not lines:
-        return how(exit_)
-    line = first_failure.raised_at(exit_.error.traceback)
-    return lines[0][:_REASON_COLUMNS] + (f" ({line})" if line else "")
+    """The exception, or how it ended and the last error of its output; and the line of the script, if it is known."""
+    headline = first_failure.headline(exit_.error.message) if exit_.error else ""
+    if exit_.error and headline:
+        line = first_failure.raised_at(exit_.error.traceback)
+    else:
+        headline, line = _end_without_exception(exit_), first_failure.crashed_at(exit_)
+    return headline[:_REASON_COLUMNS] + (f" ({line})" if line else "")
+
+
+def _end_without_exception(exit_: WorkerExit) -> str:
+    """``how``, and the last error of its output, unless a signal from outside has ended it."""
+    ended_itself = exit_.returncode in (*range(1, 256), -signal.SIGABRT)
+    return ": ".join(filter(None, (how(exit_), first_failure.last_error(exit_) if ended_itself else "")))
 
 
 def how(exit_: WorkerExit) -> str:

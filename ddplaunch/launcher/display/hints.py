@@ -22,9 +22,6 @@ _NO_GPU = "There is no usable GPU: let the script use the CPU and the backend gl
 _NCCL_DEBUG = "Set NCCL_DEBUG=INFO for more messages of NCCL."
 _RENAME = "If a file {0}.py lies beside the script, it hides the module {0}: rename it."
 
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
-_ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)\b|.{0,80}\b[Ee]rror: ")
-
 
 def _raised(types: str, message: str = "") -> str:
     """Pattern for an exception of one of ``types`` whose message has ``message`` in its first line."""
@@ -65,6 +62,10 @@ _HINTS = (
     (
         _raised("ModuleNotFoundError|ImportError", "No module named"),
         "The module is not installed in the Python environment that ran the script.",
+    ),
+    (
+        _raised("SystemExit", r"python[\d.]*: No module named"),
+        "-m takes a module that is installed, or one below the working directory; a file is started without -m.",
     ),
     (
         _raised("SyntaxError|IndentationError", r"\((?![^)]*\.py, )[^<()]+, line \d+\)"),
@@ -127,6 +128,4 @@ def _exception(first: WorkerExit) -> str:
     if first.error:
         lines = first.error.message.strip().splitlines()
         return "\n".join(line[:_MAX_COLUMNS] for line in (*lines[:1], *lines[1:][-1:]))
-    lines = [_RANK_PREFIX.sub("", line[:_MAX_COLUMNS]) for line in first.tail]
-    errors = [line for line in lines if _ERROR_LINE.match(line)]
-    return (errors or lines or [""])[-1]
+    return first_failure.last_error(first) or (first.tail[-1][:_MAX_COLUMNS] if first.tail else "")
