@@ -41,6 +41,8 @@ class NodeJoined:
             not. Only where each node has a launcher.
         restarts_so_far: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
+        nonce: a random text that the member adds: the records of the coordinator to this node are signed with a key
+            that is made of it.
     """
 
     node_index: Count
@@ -50,6 +52,7 @@ class NodeJoined:
     attempt: Count = 0
     departs: OneLine = ""
     restarts_so_far: Count = 0
+    nonce: OneLine = ""
 
 
 @dataclass(frozen=True)

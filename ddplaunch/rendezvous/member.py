@@ -135,6 +135,9 @@ class Member:
         self._ready, self._store, self._signer = ready, store, signer
         self._reader, self._send_to_agent = reader, send_to_agent
         self._silent_after_s = spec.rendezvous.silent_after_s
+        self._nonce = "" if spec.rendezvous.is_server else os.urandom(16).hex()
+        """With that of the rendezvous, it makes the key of the records to this node: those of an earlier run, which
+        somebody may serve again, are invalid. The node that serves has made that of the rendezvous itself."""
         self._prefix, self._beat_key = key_prefix(spec), beat_key(spec, ready.node_index)
         self._mailbox: Mailbox[Callable[[], None]] = Mailbox()
         self._is_over = False
@@ -142,15 +145,15 @@ class Member:
         """Of the main loop: ``_watch_main_loop`` sees whether it goes on."""
         self._rejected_count = self._told_count = 0
         """Records without a valid signature, and how many of them the agent knows of."""
-        self._outbox = self._box(f"to/{ready.node_index}", TO_NODE)
-        self._inbox = self._box("in", FROM_NODE, inbox_count_key(self._prefix))
+        self._outbox = self._box(f"to/{ready.node_index}", TO_NODE, signer.for_node(self._nonce))
+        self._inbox = self._box("in", FROM_NODE, signer, inbox_count_key(self._prefix))
         self._server: Server | None = None
         if spec.rendezvous.is_server:
             self._server = Server(spec, ready, store, signer, self._inbox, send_to_agent)
 
-    def _box(self, name: str, allowed: tuple[type, ...], count_key: str = "") -> Box:
+    def _box(self, name: str, allowed: tuple[type, ...], signer: Signer, count_key: str = "") -> Box:
         on_rejected = partial(self._mailbox.post, self._on_rejected)
-        return Box(f"{self._prefix}/{name}", self._signer, allowed, on_rejected, count_key)
+        return Box(f"{self._prefix}/{name}", signer, allowed, on_rejected, count_key)
 
     def run(self) -> None:
         """Pass records and send heartbeats until the agent closes its channel or the rendezvous store is lost."""
@@ -201,6 +204,8 @@ class Member:
         self._rejected_count += 1
 
     def _on_agent_record(self, record: object) -> None:
+        if isinstance(record, NodeJoined):
+            record = replace(record, nonce=self._nonce)
         if not isinstance(record, FROM_SERVER):
             send_to_coordinator(self._store, self._signer, self._prefix, record)
         elif self._server:
@@ -274,6 +279,8 @@ class Server:
         """By node: its last counter, and when that was new."""
         self._joined_times_s: dict[int, float] = {}
         """By node: when its last NodeJoined had arrived, by the wall clock."""
+        self._signers: dict[int, Signer] = {}
+        """By node that has joined."""
         self._sent_counts: Counter[int] = Counter()
         """By node: number of records in its outbox."""
         self._told_waiting: list[Outgoing] = []
@@ -289,6 +296,7 @@ class Server:
         if isinstance(record, NodeJoined):
             self._heartbeats[record.node_index] = (-1, time.monotonic())
             self._joined_times_s[record.node_index] = time.time()
+            self._signers[record.node_index] = self._signer.for_node(record.nonce)
         elif isinstance(record, NodeLeft):
             self._forget(record.node_index)
         elif isinstance(record, AssignNodes):  # Missing heartbeats of removed nodes are not a loss.
@@ -327,7 +335,7 @@ class Server:
             node_index = outgoing.node_index
             self._sent_counts[node_index] += 1
             key = f"{key_prefix(self._spec)}/to/{node_index}/{self._sent_counts[node_index]}"
-            texts[key] = self._signer.sign(key, text)
+            texts[key] = self._signers.get(node_index, self._signer).sign(key, text)
         if texts:
             self._store.multi_set(list(texts), list(texts.values()))  # type: ignore[attr-defined]
 

@@ -75,6 +75,10 @@ class Signer:
         """The signer of the rendezvous with this nonce."""
         return Signer(self._secret, nonce)
 
+    def for_node(self, nonce: str) -> Signer:
+        """The signer of the coordinator's records to the node that has this nonce; itself if that is empty."""
+        return self.for_nonce(f"{self.nonce} {nonce}") if nonce else self
+
     @property
     def has_secret(self) -> bool:
         """Whether texts are signed."""

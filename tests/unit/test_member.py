@@ -147,6 +147,19 @@ def test_a_malformed_record_of_a_run_without_a_secret_is_ignored_and_counted(
     assert [node.wait_for(RecordsRejected) for node in nodes] == [RecordsRejected(1)] * 2
 
 
+def test_a_node_does_not_follow_the_records_of_an_earlier_run_with_its_secret_and_run_id(
+    make_nodes: Callable[..., list[Node]],
+):
+    store, impostor = MemoryStore(), MemoryStore()
+    start_round(make_nodes(store))
+    impostor.values |= {key: value for key, value in store.values.items() if "/open" in key or "/to/" in key}
+    node = Node(1, impostor)
+    node.join()
+    assert node.wait_for(RecordsRejected)
+    node.close()
+    assert not any(isinstance(record, RoundFormed) for record in node.received)
+
+
 def test_a_flood_is_reported_once_per_heartbeat(make_nodes: Callable[..., list[Node]]):
     store = MemoryStore()
     nodes = make_nodes(store)
