@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import resource
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +71,7 @@ def batch(state: str) -> bytes:
     return dump(*calls, p2p(1, "nccl:coalesced", state))
 
 
-def test_what_is_in_a_dump() -> None:
+def test_what_is_in_a_dump(tmp_path: Path) -> None:
     gloo = recorded("sleep")[0].flight_record
     assert gloo
     assert gloo.calls[3].created_ns > 1e18
@@ -85,7 +88,7 @@ def test_what_is_in_a_dump() -> None:
         "the ring buffer has dropped calls": parse(dump(entry(9)), GROUPS),
         "a group without members or description": parse(dump(entry(1, process_group=["3", "undefined"])), {}),
         "foreign text cannot steer the terminal": foreign,
-        "a file of the watchdog of NCCL": parse_file(file(entry(1), entry(2, state="scheduled"))),
+        "a file of the watchdog of NCCL": read(tmp_path, file(entry(1), entry(2, state="scheduled"))),
     }
     golden.check("flight_records", {name: shown(record) for name, record in records.items()})
 
@@ -151,6 +154,19 @@ def file(*entries: dict[str, Any]) -> bytes:
     return pickle.dumps({"pg_config": config, "entries": [{**each, "frames": frames} for each in entries]}, protocol=2)
 
 
+def shared(kind: type) -> object:
+    """Small, but as a text larger than any memory; a tuple's hash takes as long."""
+    value: object = kind()
+    for _ in range(64):
+        value = kind((value, value))
+    return value
+
+
+def read(folder: Path, data: bytes) -> FlightRecord:
+    (folder / "file").write_bytes(data)
+    return parse_file(folder / "file")
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -163,11 +179,21 @@ def file(*entries: dict[str, Any]) -> bytes:
         b"P1\n.",
         b"",
         file(entry(1))[:-20],
+        b"\x80\x05\x96\x00\x00\x00\x00\x02\x00\x00\x00x.",
+        file(entry(1, time_created_ns=shared(tuple))),
+        file(entry(1, time_created_ns=shared(list))),
+        file(entry(1, p2p_seq_id=shared(tuple))),
+        b"(" * 6_000_000 + b"." * 9,
+        b"]" * 6_000_000 + b"a" * 5_999_999 + b".",
     ],
+    ids=range(15),
 )
-def test_a_file_that_is_no_flight_record_does_nothing(data: bytes) -> None:
-    with pytest.raises(ValueError, match="the flight record is too large, cut off or not one of torch"):
-        parse_file(data)
+def test_a_file_that_is_no_flight_record_does_nothing(tmp_path: Path, data: bytes) -> None:
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"^file is no flight record of torch, or too large$"):
+        read(tmp_path, data)
+    assert time.monotonic() - began < 2 * flight_record.FILE_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kB, of this process"
 
 
 def test_the_call_that_has_failed_is_unfinished() -> None:

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import read_error_file
@@ -28,7 +29,7 @@ from ddplaunch.protocol import environment, first_failure
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
-from ddplaunch.threads import in_thread
+from ddplaunch.threads import begin, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -281,13 +282,16 @@ class FailureEvidence:
         """Evidence of all workers, which have ended as ``exits``; empty if none has left any."""
         if self._thread:
             self._thread.join(_AT_END_S)
-        found = (
-            tuple(map(self._of_worker, self._group.workers, exits)) if len(exits) == len(self._group.workers) else ()
-        )
+        if len(exits) != len(self._group.workers):
+            return ()
+        records = _torch_records([self._group.workers[i] for i, exit_ in enumerate(exits) if exit_.returncode])
+        found = tuple(self._of_worker(*each, records) for each in zip(self._group.workers, exits, strict=True))
         return found if any(each.flight_record or each.pending for each in found) else ()
 
-    def _of_worker(self, worker: Worker, exit_: WorkerExit) -> RankEvidence:
+    def _of_worker(self, worker: Worker, exit_: WorkerExit, records: Mapping[int, FlightRecord | None]) -> RankEvidence:
+        """``records``: what ``_torch_records`` returns."""
         record, pending = _left(worker) if exit_.returncode else (None, None)
+        record = record or (None if pending else records.get(worker.rank))
         answer = self._answers.get(worker.local_rank)
         was_running = answer is not None or (self._was_asked and exit_.stopped)
         if answer and not record and not pending:
@@ -315,12 +319,30 @@ def _has_timed_out(worker: Worker) -> bool:
     return False
 
 
-def _torch_file(worker: Worker) -> Path | None:
-    return worker.worker_dir and worker.worker_dir / f"{environment.FLIGHT_RECORD_FILE}{worker.rank}"
+def _torch_records(workers: Sequence[Worker]) -> dict[int, FlightRecord | None]:
+    """By rank, what torch has left in a file where its watchdog has ended the worker. All are read at once."""
+    paths = {
+        worker.rank: worker.worker_dir / f"{environment.FLIGHT_RECORD_FILE}{worker.rank}"
+        for worker in workers
+        if worker.worker_dir
+    }
+    deadline = time.monotonic() + flight_record.FILE_S
+    reads = {
+        rank: begin("flight record", partial(_torch_record, path), None)
+        for rank, path in paths.items()
+        if os.path.exists(path)
+    }
+    return {rank: read(deadline) for rank, read in reads.items()}
+
+
+def _torch_record(path: Path) -> FlightRecord | None:
+    with contextlib.suppress(OSError, ValueError):
+        return flight_record.parse_file(path)
+    return None
 
 
 def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
-    """What a worker that has failed has left in its files."""
+    """What a worker that has failed by an exception has left in its file."""
     if not worker.worker_dir:
         return None, None
     with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
@@ -329,9 +351,6 @@ def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
         answer = Answer(found, record)
         pending, parsed = answer.pending, _record_of(answer)
         return parsed and flight_record.with_failed_call(parsed, pending.group if pending else ""), pending
-    path = _torch_file(worker)
-    with contextlib.suppress(OSError, ValueError):
-        return flight_record.parse_file(_read(path)) if path else None, None
     return None, None
 
 

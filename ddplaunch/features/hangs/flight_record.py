@@ -13,8 +13,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
+import os
 import pickle
 import re
+import resource
+import subprocess
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,14 +32,22 @@ from ddplaunch.features.hangs.records import (
     FlightRecord,
     ProcessGroup,
 )
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 MAX_DUMP_BYTES = 32 << 20
 """An entry has some 450 bytes; torch keeps 2,000 entries unless the user wants more."""
 
+FILE_S = 2.5
+"""Time in which a file of torch is read. The agent must answer its launcher within 5 s."""
+
+_MAX_MEMORY_BYTES = 1 << 30
 _MAX_SIZES = 16
 _MAX_NAME = 200
 _MAX_NUMBER = 1 << 24
@@ -57,15 +70,25 @@ def parse(dump: bytes, groups: Mapping[str, tuple[str, Sequence[int]]]) -> Fligh
         return _parsed(_document(dump), groups)
 
 
-def parse_file(dump: bytes) -> FlightRecord:
+def parse_file(path: Path) -> FlightRecord:
     """The end of the flight record in a file that torch wrote when a collective had timed out: a pickle.
 
+    A child process reads it, with limits: a small pickle can want gigabytes of memory, or hours. Blocks for up to
+    ``FILE_S`` seconds.
+
     Raises:
-        ValueError: as ``parse``.
+        OSError: it is no regular file, or cannot be read; or no process can be started.
+        ValueError: it is no flight record, or not read within the limits.
     """
-    with _only_value_errors():
-        document = _unpickled(_limited(dump))
-        return _parsed(document, _configured_groups(document.get("pg_config", {})))
+    text = f"{IMPORT_PACKAGE}; from {__name__} import convert; convert()"
+    command = [sys.executable, "-S", "-I", "-c", text, PACKAGE_ROOT]
+    with kept_files.open_regular(path, os.O_NOFOLLOW) as file:
+        try:
+            read = subprocess.run(command, stdin=file, capture_output=True, check=True, timeout=FILE_S)
+            record: FlightRecord = wire.decode(read.stdout, (FlightRecord,))
+        except (subprocess.SubprocessError, wire.ProtocolError):
+            raise ValueError(f"{path.name} is no flight record of torch, or too large") from None
+    return record
 
 
 def with_failed_call(record: FlightRecord, group: str) -> FlightRecord:
@@ -108,11 +131,8 @@ def _created_ns(call: CollectiveCall) -> int:
     return call.created_ns
 
 
-class _PlainUnpickler(pickle._Unpickler):
-    """Builds numbers, texts, lists, tuples and dictionaries only: a user's process wrote the pickle.
-
-    The one in C would allocate as much memory as the pickle wants.
-    """
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds numbers, texts, lists, tuples and dictionaries only: a user's process wrote the pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it needs {module}.{name}")
@@ -121,11 +141,16 @@ class _PlainUnpickler(pickle._Unpickler):
         raise pickle.UnpicklingError("it refers to another file")
 
 
-def _unpickled(data: bytes) -> Any:
-    try:
-        return _PlainUnpickler(io.BytesIO(data)).load()
-    except Exception as error:  # It raises whatever a wrong pickle makes it raise.
-        raise ValueError(f"its pickle cannot be read: {error}") from None
+def convert() -> None:
+    """In the child: read a pickle from stdin, and write the end of its flight record to stdout, as a line.
+
+    Whatever the pickle wants, this process alone has too little memory or time for it.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(FILE_S), math.ceil(FILE_S)))
+    document = _PlainUnpickler(io.BytesIO(_limited(sys.stdin.buffer.read(MAX_DUMP_BYTES + 1)))).load()
+    record = _parsed(document, _configured_groups(document.get("pg_config", {})))
+    sys.stdout.buffer.write(wire.encode(record))
 
 
 def _configured_groups(config: Mapping[str, Any]) -> dict[str, tuple[str, Sequence[int]]]:
@@ -190,13 +215,13 @@ def _call(entry: dict[str, Any]) -> CollectiveCall:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is not a text")
+        raise TypeError(f"{type(value).__name__} in place of a text")
     return quote(value, _MAX_NAME)
 
 
 def _integer(value: Any, most: int) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise TypeError(f"{value!r:.40} is not a number from 0 to {most}")
+        raise TypeError(f"{type(value).__name__} in place of a number from 0 to {most}")
     return value
 
 
