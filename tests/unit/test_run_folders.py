@@ -12,7 +12,9 @@ import pytest
 
 from ddplaunch import LaunchConfig, LaunchError, UsageError
 from ddplaunch.errors import NO_REPORT
-from ddplaunch.features.come_back import attach, launcher_request, logs
+from ddplaunch.features.come_back import attach, launcher_request, logs, past_runs
+from ddplaunch.features.come_back.log_follower import LogFollower
+from ddplaunch.features.keep_runs.retention import prune
 from ddplaunch.features.ps import ps
 from ddplaunch.features.runs import run_folders, run_json
 from ddplaunch.features.runs.asked_nodes import Queries
@@ -62,6 +64,54 @@ def test_a_run_is_found_by_its_id_or_a_part_that_no_other_has(text: str, base: P
     found = find("--wait", text, None)
     assert (found.run_id, found.name, found.exit_code()) == (FIRST, base / FIRST, 3)
     assert not found.is_running()
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A --log-dir in which everybody may write."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_no_run_of_mine_where_everybody_may_write(shared: Path, tmp_path: Path) -> None:
+    mine = make(shared, FIRST, 1, code=3)
+    others = [make(shared, run_id, 9, code=0) for run_id in (f"{FIRST}.2", "job7.gpu1", "none")]
+    run_folder.move_into_run(others.pop(1), "job7", "key", ["gpu1"])
+    (others[1] / run_folder.LOCK).unlink()
+    for path in (*others, shared / "job7"):
+        os.chown(path, 65534, 65534)
+    (shared / run_folder.NODES).touch()
+    for text in ("last", FIRST, FIRST[:4]):
+        assert find("--wait", text, str(shared)).exit_code() == 3
+    assert [path.resolve() for path in find("--wait", FIRST, str(shared)).of_all_launchers()] == [mine]
+    assert run_folders.run_of(mine) == mine
+    for text in ("job7", "none"):
+        with pytest.raises(UsageError, match=f"--wait {text}: no run of yours with this id"):
+            find("--wait", text, str(shared))
+    assert [folders for _, folders in past_runs.found(str(shared))] == [(mine,)]
+    prune(shared, 1)
+    assert mine.is_dir(), "others' runs count for nothing"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_what_another_user_wrote_does_not_steer_the_terminal(base: Path, tmp_path: Path) -> None:
+    theirs = make(tmp_path / "theirs", FIRST, 1)
+    (theirs / "console.log").write_bytes(b"a\x1b]0;x\x07\n\xff\n")
+    for uid, first, next_ in (
+        (0, b"a\x1b]0;x\x07\n\xff\n", b"\x1b[2J"),
+        (65534, b"a\\x1b]0;x\\x07\n\xef\xbf\xbd\n", b"\\x1b[2J"),
+    ):
+        os.chown(theirs / "console.log", uid, uid)
+        follower = LogFollower(find("--attach", FIRST, str(theirs.parent)).path, "console.log")
+        assert follower.last_lines(2) == first
+        with (theirs / "console.log").open("ab") as file:
+            file.write(b"\x1b[2J")
+        assert follower.read() == next_
+        follower.close()
+        (theirs / "console.log").write_bytes(b"a\x1b]0;x\x07\n\xff\n")
 
 
 def test_the_last_run_is_the_one_that_was_started_last(base: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import select
 from typing import TYPE_CHECKING
 
 from ddplaunch.system.files import kept_files
+from ddplaunch.text import escape
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,10 +48,13 @@ class LogFollower:
         data = os.pread(self._fd, size - start, start)
         os.lseek(self._fd, start + len(data), os.SEEK_SET)
         lines = io.BytesIO(data).readlines()  # ``splitlines`` would also split a progress bar, at carriage returns.
-        return b"".join(lines[-count:] if count else [])
+        return self._shown(b"".join(lines[-count:] if count else []))
 
     def read(self) -> bytes:
-        """What was written next, at most 1 MB of it; empty if there is nothing more yet."""
+        """What was written next, of at most 1 MB; empty if there is nothing more yet."""
+        return self._shown(self._read())
+
+    def _read(self) -> bytes:
         if self._fd < 0 and not self._open(self._path):
             return b""
         # In this order: what was written before a rename is read before the next file is opened.
@@ -82,6 +86,12 @@ class LogFollower:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _shown(self, data: bytes) -> bytes:
+        """A text of another user, whose folder is in --log-dir, must not steer the terminal."""
+        if not data or os.fstat(self._fd).st_uid == os.geteuid():
+            return data
+        return escape(data.decode("utf-8", "replace")).encode("utf-8", "replace")
 
     def _next_path(self) -> Path | None:
         """The file that follows the present one, if its writer has begun another."""

@@ -99,7 +99,7 @@ def _folders(bases: Iterable[Path]) -> Iterator[tuple[Path, ...]]:
 def _has_files(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(OSError):
         files = (os.path.join(entry.path, name) for name in (run_folder.RUN, run_folder.REPORT))
-        return entry.is_dir(follow_symlinks=False) and any(map(os.path.isfile, files))
+        return run_folder.is_own(Path(entry.path)) and any(map(os.path.isfile, files))
     return False
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files import run_folder
 from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def prune(base: Path, keep_runs: int | None) -> None:
 def _runs(base: Path) -> Iterator[_Run]:
     for folder in base.iterdir():
         launchers = run_json.of_launchers(folder)
-        if launchers or (os.path.isfile(folder / NODES) and not os.path.islink(folder)):
+        if launchers or (run_folder.has_launchers(folder) and run_folder.is_own(folder)):
             yield _Run(folder, launchers)
 
 

@@ -69,10 +69,10 @@ class RunFiles:
 def read(folder: Path) -> RunFiles:
     """The files of the run in ``folder``."""
     parts = [_of_one(each) for each in run_json.of_launchers(folder)]
-    if parts and os.path.isfile(folder / run_folder.NODES):
+    if parts and run_folder.has_launchers(folder):
         return _merged(folder, parts)
     files = _of_one(folder)
-    if os.path.isfile(folder.parent / run_folder.NODES):
+    if run_folder.has_launchers(folder.parent):
         others = _ranks_without_events(files.events)
         run_id = line(files.started.run_id or folder.parent.name, 128)
         files.notes.append(

@@ -75,7 +75,7 @@ class RunFolder:
     def of_all_launchers(self) -> tuple[Path, ...]:
         """The folders of the run's launchers on this machine, or on a file system that they share."""
         whole = self.name.parent
-        return run_json.of_launchers(whole) if os.path.isfile(whole / run_folder.NODES) else (self.path,)
+        return run_json.of_launchers(whole) if run_folder.has_launchers(whole) else (self.path,)
 
     def exit_code(self) -> int:
         """The exit code of the run, which has ended.
@@ -167,7 +167,7 @@ def _in_bases(where: Iterable[Path]) -> Iterator[Path]:
 
 def run_of(folder: Path) -> Path:
     """The folder of the whole run, which has those of its launchers if every node has one."""
-    return folder.parent if os.path.isfile(folder.parent / run_folder.NODES) else folder
+    return folder.parent if run_folder.has_launchers(folder.parent) else folder
 
 
 def _newest_first(folders: Iterable[Path]) -> list[Path]:
@@ -254,9 +254,12 @@ def _of_run(runs: list[Path]) -> RunFolder:
 
 def _opened(folder: Path) -> RunFolder:
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        is_own = run_folder.is_own(folder, fd)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}") from None
+    if not is_own:
+        raise UsageError(f"{folder}: another user has made this folder")
     path = Path(f"/proc/self/fd/{fd}")
     started = run_json.facts(path)
     return RunFolder(started.run_id or folder.name, path, folder, started)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.system import procfs
-from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT, RUN, RunFacts
+from ddplaunch.system.files import kept_files, run_folder
+from ddplaunch.system.files.run_folder import LOCK, REPORT, RUN, RunFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -79,14 +79,14 @@ def of_launcher(pid: int) -> Iterator[tuple[Path, RunFacts]]:
 def of_launchers(run: Path) -> tuple[Path, ...]:
     """The folders of a run's launchers: ``run`` itself, or those in it if each node has a launcher.
 
-    Empty if ``run`` is no run folder. Does not raise.
+    Empty if ``run`` is no run folder, or if it may be another user's, who could say anything. Does not raise.
     """
     with contextlib.suppress(OSError):
-        if os.path.islink(run):
+        if not run_folder.is_own(run):
             return ()
         if os.path.isfile(run / LOCK):
             return (run,)
-        if os.path.isfile(run / NODES):
+        if run_folder.has_launchers(run):
             return tuple(
                 sorted(path for path in run.iterdir() if not os.path.islink(path) and os.path.isfile(path / LOCK))
             )

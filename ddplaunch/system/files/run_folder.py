@@ -141,7 +141,7 @@ def share(base: Path, name: str, host: str) -> Path:
     for folder in _candidates(base, name):
         try:
             make_private(folder)
-            if not _is_own(folder):
+            if not is_own(folder):
                 continue
             (folder / host).mkdir(mode=0o700)
         except FileExistsError:
@@ -186,7 +186,7 @@ def _joins(shared: Path, run_key: str) -> bool:
                 (made / NODES).unlink(missing_ok=True)
                 made.rmdir()
     try:
-        return _is_own(shared) and (shared / NODES).read_text() == run_key
+        return is_own(shared) and (shared / NODES).read_text() == run_key
     except (OSError, ValueError):
         return False
 
@@ -202,11 +202,30 @@ def _rename(folder: Path, path: Path) -> bool:
     return True
 
 
-def _is_own(folder: Path) -> bool:
-    """Whether no other user made ``folder``: where others can write, it may be a symbolic link or their folder."""
-    made = os.lstat(folder)
-    is_public = folder.parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(made.st_mode) and (made.st_uid == os.geteuid() or not is_public)
+def is_own(folder: Path, opened: int | None = None) -> bool:
+    """Whether no other user made ``folder``: where others can write, it may be a symbolic link or their folder.
+
+    ``opened``: its descriptor, for a reader: nobody can put another folder in its place any more.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be looked at.
+    """
+    made = os.lstat(folder) if opened is None else os.fstat(opened)
+    return stat.S_ISDIR(made.st_mode) and (made.st_uid == os.geteuid() or not _is_public(folder.parent))
+
+
+def has_launchers(folder: Path) -> bool:
+    """Whether ``folder`` is that of a run in which each node has a launcher. Does not raise.
+
+    Where others can write, as in a shared --log-dir, anybody may have put the marker.
+    """
+    with contextlib.suppress(OSError):
+        return os.path.isfile(folder / NODES) and not _is_public(folder)
+    return False
+
+
+def _is_public(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _lock(folder: Path, how: int = fcntl.LOCK_EX) -> None:
