@@ -200,8 +200,10 @@ class SchedulerRow:
 
     Attributes:
         word: the value of ``--cluster`` that selects it.
-        starts: ``mpi``: an MPI launcher, which may run in a step. ``step``: what starts a step of a job, like srun.
-            ``job``: what starts the job's script, or a pod. The innermost comes first: mpi, step, job.
+        starts: ``job``: what starts the script of a job, or a pod. ``step``: what starts a step of its own job, as srun
+            does. ``mpi``: what can also run inside a job or a step of another scheduler, like mpirun behind srun. Then
+            the variables of both are set, and the innermost counts: ``mpi`` is tried first, then ``step``, then
+            ``job``.
         variables: environment variables that are all set where this scheduler started ddplaunch.
         read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
             None if they are those of another job, or say too little.

@@ -21,9 +21,9 @@ from ddplaunch.cluster.scheduler_checks import lint
 from ddplaunch.cluster.scheduler_info import PORTS, SchedulerInfo, candidate_ports
 from ddplaunch.cluster.schedulers import TABLE, detect
 from ddplaunch.config import LaunchConfig
-from ddplaunch.errors import NODE_NOT_READY, LaunchError
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.protocol.env_forwarding import rule_of
-from ddplaunch.rows import SchedulerRow, TransportRow
+from ddplaunch.rows import SchedulerRow, TransportRow, load
 from ddplaunch.transport import transports
 from tests.support import golden, texts
 
@@ -173,6 +173,34 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_is_all_that_a_scheduler_needs(config_of):
     found = config_of({"NEW_NODES": "a,b"})
     assert (found.hosts, found.transport, found.max_nodes) == ((Host("a"), Host("b")), "new-exec", 2)
+
+
+@pytest.fixture
+def _new_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts a process on each node, and exports rank and size alone."""
+
+    def read(environ: dict[str, str]) -> SchedulerInfo:
+        variables = ("NEW_RANK", "NEW_SIZE")
+        rank, size = (int(environ[name]) for name in variables)
+        of_place = load("ddplaunch.features.other_schedulers.readers:of_place")
+        return of_place("New", variables, (rank, size, 0, 1), "new -T {}", "new -E", environ)
+
+    reader = "ddplaunch.cluster.schedulers"
+    monkeypatch.setattr(f"{reader}.new", read, raising=False)
+    row = SchedulerRow(word="new", starts="mpi", variables=("NEW_RANK",), read=f"{reader}:new", own=("NEW_*",))
+    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+
+
+@pytest.mark.features
+@pytest.mark.usefixtures("_new_launcher")
+def test_a_launcher_that_exports_rank_and_size_alone_is_a_row_and_a_place(config_of):
+    endpoint = {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"}
+    # The step of srun in which it runs, and of which this is node 0, does not count.
+    said = told(config_of({**step("0"), "NEW_RANK": "1", "NEW_SIZE": "2", **endpoint}))
+    assert "agent 1 of 2:2 meets at ('a1',) (29500,)" in said
+    assert "notice 1: New: rank 1 of 2, local rank 0 of 1" in said
+    with pytest.raises(UsageError, match="New's variables contradict each other: NEW_RANK=2, NEW_SIZE=2"):
+        config_of({"NEW_RANK": "2", "NEW_SIZE": "2"})
 
 
 @pytest.mark.usefixtures("_new_scheduler")

@@ -30,12 +30,42 @@ def _mpi(
 ) -> SchedulerInfo:
     """A process of an MPI launcher; ``variables`` are the names of its rank, size, local rank and local size."""
     rank, size, local_rank, local_size = (_number(environ, variable, name) for variable in variables)
+    return of_place(name, variables, (rank, size, local_rank, local_size), per_node, export, environ)
+
+
+def of_place(
+    name: str,
+    variables: tuple[str, ...],
+    place: tuple[int, int, int, int],
+    per_node: str,
+    export: str,
+    environ: Mapping[str, str],
+) -> SchedulerInfo:
+    """One of the processes that a launcher has started together, by its rank, size, local rank and local size.
+
+    The reader of a launcher that exports other numbers finds these four itself. If the launcher starts one process on
+    each node, local rank and local size are 0 and 1. If it starts equally many and exports the number of nodes, local
+    size is the quotient.
+
+    Args:
+        name: of the launcher, for messages.
+        variables: names of those that were read, for a message.
+        place: rank, size, local rank, local size.
+        per_node: for messages: the command that starts ``{}`` processes on each node.
+        export: for messages: what gives variables to all processes, like ``mpirun -x``.
+        environ: the environment of this process.
+
+    Raises:
+        UsageError: the numbers contradict each other.
+    """
+    rank, size, local_rank, local_size = place
     if not (rank < size and local_rank < local_size <= size):
-        raise UsageError(f"{name}'s variables contradict each other: {_assignments(environ, variables)}", IGNORE)
+        assignments = ", ".join(f"{variable}={environ[variable]}" for variable in variables)
+        raise UsageError(f"{name}'s variables contradict each other: {assignments}", IGNORE)
     by_node = rank % local_size == local_rank
     tasks_per_node = () if size % local_size else (local_size,) * (size // local_size)
     task = ScheduledTask(rank, local_rank, size, local_size, rank // local_size if by_node else None, tasks_per_node)
-    run = next((environ[id_] for id_ in _MPI_RUN_IDS if environ.get(id_)), "")
+    run = next((environ[id_] for id_ in _START_IDS if environ.get(id_)), "")
     token = _token(run) if run else None
     return SchedulerInfo(
         name=name,
@@ -100,8 +130,11 @@ def _token(run: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{run}")[:128]
 
 
-_MPI_RUN_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
-"""Ids of one mpirun; the scheduler's job id is equal for two mpiruns in one job. MPICH's mpiexec sets no id."""
+_START_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
+"""Variables with the id of one start of all processes, of which the token and the ports of the rendezvous are made.
+
+Not the scheduler's job id: it is equal for two mpiruns in one job. MPICH's mpiexec sets no id.
+"""
 
 open_mpi = partial(
     _mpi,
@@ -221,10 +254,6 @@ def _number(environ: Mapping[str, str], variable: str, name: str) -> int:
         problem = f"{variable}={quote(text)} is not a whole number" if text else f"{variable} is not set"
         raise UsageError(f"{name} started ddplaunch, but {problem}", IGNORE)
     return int(text)
-
-
-def _assignments(environ: Mapping[str, str], variables: Iterable[str]) -> str:
-    return ", ".join(f"{variable}={environ[variable]}" for variable in variables)
 
 
 def _short(names: Iterable[str]) -> str:
