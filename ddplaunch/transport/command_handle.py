@@ -69,7 +69,7 @@ class CommandHandle(PopenHandle):
         """Do nothing: the command does not forward SIGCONT."""
 
     def kill(self) -> None:
-        """End the command by SIGTERM: it kills the agent, or the agent finds its stdin closed."""
+        """End the command by SIGTERM; what then ends the agent, ``CommandTransport.carrier`` says."""
         self._child.terminate()
 
     def close(self, timeout_s: float = 5.0) -> int | None:
@@ -147,7 +147,7 @@ class CommandHandle(PopenHandle):
 
 
 class CommandTransport(Transport):
-    """Starts each agent by a command. A node that cannot be used is reported by a HostFailure.
+    """Starts each agent by a command, its carrier. A node that cannot be used is reported by a HostFailure.
 
     Attributes:
         missing_hint: what the user can do if the command is not on this machine.
@@ -161,8 +161,25 @@ class CommandTransport(Transport):
         """The command and its options; ddplaunch appends ``/bin/sh -c COMMAND``, to be executed on ``host``.
 
         ``--plan`` calls it, too: it starts nothing and contacts nobody. Forwarded variables travel over stdin.
-        It carries stdin and stdout without a terminal, ends at SIGTERM, and exits with the code of what it executes.
-        ``host`` has a user and a port only with ``TransportRow.takes_logins``.
+
+        The command carries stdin, stdout and stderr without a terminal, passes on the end of stdin, and exits with the
+        code of what it executes. At SIGTERM it ends, and need not end the agent (SIGKILL comes 3 s after SIGTERM, and
+        only when the run ends):
+
+        - At the end of the run, or if the launcher is killed, stdin of the command ends. So does stdin of the agent,
+          which stops its workers and exits.
+        - If no agent has answered within ``start_timeout_s``, the command gets SIGTERM. What it has started ends at the
+          end of stdin; an agent that does not see it ends after 300 s without a record.
+        - If the agent is lost, or has not ended in time, the command gets SIGTERM. For a lost one, another command
+          starts an agent that kills all processes of the node (a sweep). On a machine that cannot be reached, the lost
+          agent stops its workers by itself when no ping has come for ``lost_after_s``.
+
+        ``host.name`` is what the user or a scheduler calls the machine: letters, digits and ``_.-``, or an IPv6
+        address. Only the carrier uses it to reach the machine: ddplaunch neither looks it up nor connects to it. The
+        nodes meet at an address that the agent of one of them finds on its machine, and must reach each other there.
+        Otherwise the name is text: before each line of output, in messages and report.json, as a folder of logs, and to
+        choose hosts by ``--include``, ``--exclude``, ``--avoid`` or their faults in earlier runs. ``host`` has a user
+        and a port only with ``TransportRow.takes_logins``.
         """
 
     @classmethod
