@@ -13,7 +13,11 @@ from tests.process.test_removed_features import PACKAGE, run_copy
 from tests.support.runs import ROOT
 
 PAGE = ROOT / "docs" / "adding-a-feature.md"
-BEFORE = {"features/__init__.py": '    Feature("run_events"', "config.py": "    on_exit: str | None = None\n"}
+BEFORE = {
+    "features/__init__.py": '    Feature("run_events"',
+    "config.py": "    on_exit: str | None = None\n",
+    "protocol/results.py": "    collectives: tuple[RankLateness, ...] = ()\n",
+}
 """Lines of files that there are; what the page adds comes before them."""
 
 WAITS_UNTIL_BOTH_NODES_ARE_NOTED = """
@@ -58,11 +62,15 @@ def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lin
     done = run_copy(folder, *options, script, logs)
     assert done.returncode == 1, done.stderr
     assert done.stderr.count(f"there is a checkpoint: {checkpoint}") >= 1, "the part in a worker"
+    assert len(re.findall(r"^ddplaunch: node[01] sees an old checkpoint, of .+ ago$", done.stderr, re.MULTILINE)) == 2
     page = done.stderr.partition("the job failed")[2]
     assert re.findall(r"^the checkpoint on (\S+) is .+ old$", page, re.MULTILINE) == ["node0", "node1"]
     (written,) = logs.glob("*/events.jsonl")
     events = [json.loads(line) for line in written.read_text().splitlines()]
     assert {event["host"] for event in events if event["event"] == "old_checkpoint"} == {"node0", "node1"}
+    assert all(event["age_s"] > 3600 for event in events if event["event"] == "old_checkpoint")
+    (report,) = logs.glob("*/report.json")
+    assert json.loads(report.read_text())["checkpoint_age_s"] > 3600
     known = run_copy(folder, code="from ddplaunch.features.run_events.kinds import keys; print(*keys())")
     assert {key for event in events for key in event} <= {*known.stdout.split()}, known.stderr
     assert "--checkpoint FILE" in run_copy(folder, "--help").stdout
@@ -80,6 +88,7 @@ def test_where_each_node_has_a_launcher_the_one_that_watches_the_job_notes_both_
         shown = [launcher.result().stderr for launcher in launchers]
     assert not any("is ignored" in each for each in shown), shown
     assert sorted(each.count("the checkpoint on ") for each in shown) == [0, 2], shown
+    assert sorted(each.count("sees an old checkpoint") for each in shown) == [0, 2], shown
     events = [json.loads(line) for file in logs.rglob("events.jsonl") for line in file.read_text().splitlines()]
     found = [event for event in events if event["event"] == "old_checkpoint"]
     assert len(found) == 2

@@ -79,9 +79,12 @@ class UserMessages:
         self.console.logs = where_logs(self._config, folder)
         self.console.restyle(style)
 
-    def show(self, text: str, level: int, kind: str = "message") -> None:
-        """Show a message of this ``Level``, which is about an event of this ``kind``."""
-        self._note(kind, text, **({"level": level} if kind == "message" else {}))
+    def show(self, text: str, level: int, kind: str = "message", **facts: object) -> None:
+        """Show a message of this ``Level``, and note it as an event of this ``kind`` with these ``facts``.
+
+        Main thread. The message gets the prefix ``ddplaunch:``, and control characters in it are escaped.
+        """
+        self._note(kind, text, **facts, **({"level": level} if kind == "message" else {}))
         if level <= self._config.output.verbosity:
             self.console.show(f"ddplaunch: {text}")
 
