@@ -278,7 +278,10 @@ def test_a_run_prefixes_its_lines_keeps_its_streams_apart_and_has_a_private_fold
     assert errors == [f"[{host}:{rank}] warning" for rank in range(2)]
     folder = finished.run_dir
     assert folder.parent == tmp_path / "state" / "ddplaunch"
-    assert finished.err.count(str(folder)) == 1, "it is said once"
+    first, *_, last = finished.err.splitlines()
+    assert first == f"ddplaunch: 2 workers on {host}, logs in {folder}"
+    assert re.fullmatch(rf"ddplaunch: succeeded after \d+(\.\d)? s; logs in {re.escape(str(folder))}", last)
+    assert finished.err.count(str(folder)) == 2, "it is said at the start and at the end"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in (*folder.rglob("*.log"), *folder.glob("*.json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -11,10 +11,11 @@ import pytest
 from ddplaunch.config import LaunchConfig, OutputConfig
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.launcher.display import report_files
+from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
-from tests.support import golden
+from tests.support import consoles, golden
 from tests.support.configs import rendezvous_config
 
 
@@ -29,6 +30,9 @@ class Console:
 
     show_page = show
 
+    def restyle(self, style: Style) -> None:
+        """Lines have no prefix here."""
+
     def note(self, text: str) -> None:
         """Only in console.log."""
 
@@ -38,7 +42,7 @@ def messages(config: LaunchConfig, folder: Path | None = None) -> tuple[UserMess
     return UserMessages(config, "r1", folder, console, lambda *_, **__: None), console.shown  # type: ignore[arg-type]
 
 
-def test_how_long_a_run_on_one_node_took_is_said_of_long_runs() -> None:
+def test_a_success_ends_with_how_long_the_run_took_and_where_its_logs_are() -> None:
     """A question is a verbosity and a duration."""
 
     def shown(question: str) -> str:
@@ -48,6 +52,14 @@ def test_how_long_a_run_on_one_node_took_is_said_of_long_runs() -> None:
         return "; ".join(lines)
 
     golden.check_answers("durations_of_runs", shown)
+
+
+def test_the_last_line_of_a_success_names_the_folder_as_it_is_at_the_end(tmp_path: Path) -> None:
+    told, lines = messages(LaunchConfig(script="t.py"), tmp_path)
+    (tmp_path / "r1").mkdir()
+    told.folder_moved(tmp_path / "r1", consoles.style())
+    told.run_ended(RunResult("r1", 0, "succeeded", 1.0), None)
+    assert lines == [f"ddplaunch: succeeded after 1.0 s; logs in {tmp_path / 'r1'}"]
 
 
 def test_a_launcher_shows_why_it_ends_by_itself_whoever_shows_what_was_before() -> None:
@@ -66,7 +78,10 @@ def test_a_run_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
     told, lines = messages(LaunchConfig(script="t.py"), folder)
     told.run_ended(RunResult("r1", 0, "succeeded", 1.0), None)
     lost = "its logs are lost, and there is no report"
-    assert lines == [f"ddplaunch: the run folder {folder} was deleted during the run: {lost}"]
+    assert lines == [
+        f"ddplaunch: the run folder {folder} was deleted during the run: {lost}",
+        "ddplaunch: succeeded after 1.0 s; no logs are left",
+    ]
     assert not folder.exists()
 
 

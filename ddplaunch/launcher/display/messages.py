@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _SUSPEND_S = 0.5
 """Seconds to wait for the output that is still shown before this process is suspended."""
 
-_SHORT_S = 60.0
-"""Without ``-v`` the end of a shorter run on one node shows no line."""
+_SHORT_S = 10.0
+"""The time of a shorter run is shown with tenths of a second."""
 
 _STALL_S, _STOPPED_STALL_S = 10.0, 2.0
 """Seconds to wait at the end for a stopped terminal; the second value applies after a signal of the user."""
@@ -198,7 +198,7 @@ class UserMessages:
             kept_files.note(self._folder / REPORT, TimeoutError(_GIVEN_UP))
         is_deleted, text = written or (False, page(has_report=False))
         if is_deleted:
-            lost = "its logs are lost, and there is no report"
+            lost, self.console.logs = "its logs are lost, and there is no report", "no logs are left"
             folder = quote(str(self._folder), 1000)
             self.show(f"the run folder {folder} was deleted during the run: {lost}", Level.ALWAYS)
         self._show_result(result, error, text)
@@ -261,8 +261,9 @@ class UserMessages:
         elif is_unclean:
             self.show(leftovers, Level.ALWAYS)
         else:
-            is_short = self._config.max_nodes == 1 and result.duration_s < _SHORT_S
-            self.show(f"succeeded after {duration(result.duration_s)}", Level.VERBOSE if is_short else Level.NORMAL)
+            time_s = result.duration_s
+            took = f"{time_s:.1f} s" if time_s < _SHORT_S else duration(time_s)
+            self.show(f"succeeded after {took}; {self.console.logs}", Level.NORMAL)
 
     def drain(self, result: RunResult, is_interrupted: Callable[[], bool]) -> None:
         """Wait until all output is written, or ``is_interrupted()``."""
