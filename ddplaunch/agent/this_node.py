@@ -72,6 +72,7 @@ def details(spec: AgentSpec) -> NodeDetails:
         gpus=tuple(map(quote, gpus)),
         python=".".join(map(str, sys.version_info[:3])) if spec.same_python else "",
         torch=quote(torch_versions()[0]) if spec.same_python else "",
+        folder=spec.node_dir or "",
     )
 
 

@@ -80,7 +80,7 @@ FEATURES = (
     Feature("slurm", ("launcher", "tables"), before_run=("requeue_on",), only="slurm_job"),
     Feature("metrics", ("launcher",), ("usage",), only="output.metrics_file"),
     Feature("on_exit", ("launcher",), only="on_exit"),
-    Feature("come_back", ("launcher",), needs=("runs",)),
+    Feature("come_back", ("launcher", "queries"), needs=("runs",)),
     Feature("host_filter", ("hosts",)),
     Feature("numa", ("cpus",)),
     Feature("other_schedulers", ("tables",), declares=False),

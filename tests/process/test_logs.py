@@ -30,6 +30,9 @@ def test_the_files_of_ranks_and_attempts_are_printed() -> None:
         for rank in (0, 1)
         for stream, line in (("stdout", f"out {rank} 1"), ("stderr", f"err {rank}"))
     )
+    for stream, lines in (("--stdout", "out 0 1\n"), ("--stderr", "err 0\n")):
+        assert run("--logs", JOB, "--ranks", "0", stream).out == lines
+    assert run("--logs", JOB, "--stdout", "--stderr").out == every.out
     first = run("--logs", JOB, "--attempt", "0", "-f").out
     assert re.search(r"^out \d 0$", first, re.MULTILINE)
     assert not re.search(r"^out \d 1$", first, re.MULTILINE)
@@ -93,16 +96,17 @@ def test_files_that_are_on_other_machines_are_named(go: Path) -> None:
     lines = [json.dumps({**event, **each}) for each in more]
     (folder / run_json.EVENTS).write_text("\n".join((*lines, '{"event": "attempt_started", cut')))
     some = run("--logs", JOB, "--ranks", "0-2")
-    assert some.returncode == 0
+    assert some.returncode == NODE_NOT_READY
     assert "begins\n" in some.out
     assert "the end\n" in some.out
     assert some.err.splitlines() == [
-        "ddplaunch: rank 1: its log files are on its node only, gpu9:<run folder>/attempt_0/0",
-        "ddplaunch: rank 2: its log files are on its node only, gpu9:<run folder>/attempt_0/1; here are its last lines",
+        "ddplaunch: gpu9, ranks 1-2: its log files are not on this machine, and where they are is not known; here are "
+        "the last lines of rank 2",
+        f"ddplaunch: error: --logs {JOB}: not all log files could be read",
     ]
     none = run("--logs", JOB, "--ranks", "1")
     assert none.returncode == NODE_NOT_READY
-    assert "no log file of rank 1 is on this machine" in none.err
+    assert "gpu9, rank 1: its log files are not on this machine" in none.err
 
 
 def test_without_an_attempt_there_is_nothing_to_print() -> None:
@@ -113,7 +117,7 @@ def test_without_an_attempt_there_is_nothing_to_print() -> None:
     assert "no worker has started" in none.err
 
 
-@pytest.mark.parametrize("option", [("--ranks", "1"), ("--attempt", "0"), ("-f",)])
+@pytest.mark.parametrize("option", [("--ranks", "1"), ("--attempt", "0"), ("-f",), ("--stdout",), ("--stderr",)])
 def test_options_of_logs_need_it(option: tuple[str, ...]) -> None:
     refused = run(*option, "x.py")
     assert refused.returncode == USAGE

@@ -16,6 +16,8 @@ _OPTIONS = {
     "ranks": None,
     "attempt": None,
     "follow": False,
+    "stdout": False,
+    "stderr": False,
 }
 
 

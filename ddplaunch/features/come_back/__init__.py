@@ -27,7 +27,7 @@ def rows() -> tuple[object, ...]:
             "--attach",
             "Show the last lines of a run, and what follows; Ctrl-C leaves it. RUN_ID may be a beginning, or last.",
         ),
-        of_run("--logs", "Print the log files of a run's ranks."),
+        of_run("--logs", "Print the log files of a run's ranks, also those that are only on other machines."),
         Option(
             "--ranks",
             "3,7",
@@ -36,6 +36,8 @@ def rows() -> tuple[object, ...]:
             parse=parse_ranks,
         ),
         Option("--attempt", "N", "With --logs: of attempt N. Default: the last one.", of="--logs", parse=parse_whole),
+        flag("--stdout", "With --logs: only what was written to stdout.", of="--logs"),
+        flag("--stderr", "With --logs: only what was written to stderr.", of="--logs"),
         flag("-f --follow", "With --logs: also print what follows, until the run ends.", of="--logs"),
         of_run("--wait", "Wait for the end of a run and exit with its exit code."),
         flag(
@@ -45,7 +47,7 @@ def rows() -> tuple[object, ...]:
         ),
         Command("--leave", run="ddplaunch.features.come_back.launcher_request:leave"),
         Command("--attach", run="ddplaunch.features.come_back.attach:attach"),
-        Command("--logs", run="ddplaunch.features.come_back.logs:logs"),
+        Command("--logs", run="ddplaunch.features.come_back.logs:logs", takes_hosts=True),
         Command("--wait", run="ddplaunch.features.come_back.attach:wait"),
         Command("--all", run="ddplaunch.features.come_back.past_runs:list_all"),
         Command("--detach", run="ddplaunch.features.come_back.detached:start", takes_script=True, starts_run=True),

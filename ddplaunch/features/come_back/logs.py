@@ -1,24 +1,27 @@
-"""``--logs``: prints the log files of ranks, and follows them.
+"""``--logs``: prints the log files of ranks, and follows them, also those on other machines.
 
-Runs in the process that the user started. It only reads files, so that no worker or agent ever waits for it.
+Runs in the process that the user started. It only reads files, so that no worker or agent of the run ever waits for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.come_back.log_follower import LogFollower, pause, write_stdout
+from ddplaunch.features.come_back.remote_logs import RemoteLog, RemoteNodes
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_folders import find
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import fold_ints, is_folder_name, quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.run_folders import RunFolder
@@ -26,7 +29,10 @@ if TYPE_CHECKING:
 
 _STREAMS = ("stdout", "stderr")
 _POLL_S, _AGAIN_S = 0.1, 1.0
-"""Seconds between two looks at the files, and at the run: whether it has ended, or another attempt has started."""
+"""Seconds between two looks at the files, and at the run: whether it has ended, or another attempt has started. Files
+on other machines are looked at as rarely as the run."""
+
+_MAX_PROBLEM = 1000
 
 
 @dataclass(frozen=True)
@@ -35,55 +41,72 @@ class RankLogs:
 
     Attributes:
         folder: has the files, if they are on this machine; None if they are only on ``host``.
-        subfolder: where they are in the run folder on ``host``.
+        folder_there: has the files on ``host``; empty if it is not known.
         last_lines: the end of the output of a failed rank, which was sent to this machine; None if there is none.
     """
 
     rank: int
     host: str
     folder: Path | None
-    subfolder: str
+    folder_there: str
     last_lines: Path | None = None
 
 
 class _Files:
     """The log files that are shown. Where there are several, a title stands before the lines of another one."""
 
-    def __init__(self) -> None:
-        self._readers: dict[str, LogFollower] = {}
+    def __init__(self, nodes: RemoteNodes, streams: tuple[str, ...], report: Callable[[str], None]) -> None:
+        """``streams`` are shown, of ``_STREAMS``. ``report`` gets why files cannot be shown."""
+        self._nodes, self._streams, self._report = nodes, streams, report
+        self._readers: dict[str, LogFollower | RemoteLog] = {}
         self._has_titles, self._last, self._is_at_line_end = False, "", True
+        self._poll_s = _POLL_S
+        self._there: list[RankLogs] = []
+        self._reported: set[tuple[str, str]] = set()
 
     def __bool__(self) -> bool:
         return bool(self._readers)
 
-    def add(self, ranks: Iterable[RankLogs]) -> None:
+    def add(self, new: Mapping[int, RankLogs]) -> None:
         """Show the files of these ranks from now on, which may grow."""
-        for logs in ranks:
-            for path in _paths(logs):
-                title = f"rank {logs.rank} on {quote(logs.host)}, {path.stem}"
-                self._readers[title] = LogFollower(path.parent, path.name)
+        there = [logs for logs in new.values() if logs.folder is None]
+        self._there += there
+        self._nodes.connect({logs.host: logs.folder_there for logs in there})
+        for logs in new.values():
+            title = f"rank {logs.rank} on {quote(logs.host)}, "
+            if logs.folder is None and (logs.host, "") not in self._nodes.problems:
+                self._poll_s = _AGAIN_S
+                for name, path in zip(_STREAMS, _paths_there(logs), strict=True):
+                    if name in self._streams:
+                        self._readers[title + name] = RemoteLog(partial(self._nodes.read, logs.host, path))
+                continue
+            for file in _paths(logs, self._streams):
+                self._readers[title + file.stem] = LogFollower(file.parent, file.name)
         self._has_titles = self._has_titles or len(self._readers) > 1
+        self._report_problems()
 
     def close(self) -> None:
         """Show no more of any file."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
+        self._there.clear()
 
     def print_all(self) -> None:
         """Print what they hold now."""
         for title, reader in self._readers.items():
             while self._print_next(title, reader):
                 pass
+        self._report_problems()
 
     def follow_for(self, seconds: float) -> None:
         """Print what is written meanwhile."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if not any([self._print_next(title, reader) for title, reader in self._readers.items()]):
-                pause(_POLL_S)
+                pause(self._poll_s)
 
-    def _print_next(self, title: str, reader: LogFollower) -> bool:
+    def _print_next(self, title: str, reader: LogFollower | RemoteLog) -> bool:
         data = reader.read()
         if not data:
             return False
@@ -96,47 +119,63 @@ class _Files:
         self._is_at_line_end = data.endswith(b"\n")
         return True
 
+    def _report_problems(self) -> None:
+        """One line for each host or file that cannot be read, once."""
+        for host, path in [key for key in self._nodes.problems if key not in self._reported]:
+            self._reported.add((host, path))
+            found = [each for each in self._there if each.host == host and path in ("", *_paths_there(each))]
+            last = [each.rank for each in found if each.last_lines and not path]
+            more = f"; here are the last lines of {ranks(last)}" if last else ""
+            problem = quote(self._nodes.problems[host, path].message, _MAX_PROBLEM)
+            self._report(f"{quote(host)}, {ranks(each.rank for each in found)}: {problem}{more}")
+
 
 def logs(request: Request) -> None:
-    """Print the log files to stdout, and report which are not on this machine.
+    """Print the log files to stdout. Those that are only on other machines are read there.
 
     Raises:
         UsageError: there is no such run, attempt or rank.
-        LaunchError: no attempt has started, or no file of these ranks is on this machine.
+        LaunchError: no attempt has started, or some of the files could not be read; the others have been printed.
     """
     wanted, only = request.options["ranks"], request.options["attempt"]
-    follows, report = request.options["follow"], request.report
     run = find("--logs", request.value, request.log_dir)
     attempt, chosen = _chosen(run, request.value, wanted, only)
-    files = _Files()
-    files.add(chosen.values())
-    _report_missing(chosen.values(), report)
-    if not files:
-        raise LaunchError(f"--logs: no log file of {ranks(chosen)} is on this machine", _hint(run), NODE_NOT_READY)
-    files.print_all()
-    is_running = follows
+    streams = tuple(name for name in _STREAMS if request.options[name]) or _STREAMS
+    with contextlib.closing(RemoteNodes(request)) as nodes:
+        files = _Files(nodes, streams, request.report)
+        files.add(chosen)
+        files.print_all()
+        if request.options["follow"]:
+            _follow(files, run, request, attempt, chosen)
+        if nodes.problems:
+            hint = next((problem.hint for problem in nodes.problems.values() if problem.hint), "")
+            raise LaunchError(f"--logs {request.value}: not all log files could be read", hint, NODE_NOT_READY)
+        if not files:
+            raise LaunchError(f"--logs: there is no log file of {ranks(chosen)}", _hint(run), NODE_NOT_READY)
+
+
+def _follow(files: _Files, run: RunFolder, request: Request, attempt: int, chosen: dict[int, RankLogs]) -> None:
+    """Print what follows, until the run ends."""
+    wanted, only = request.options["ranks"], request.options["attempt"]
+    is_running = True
     while is_running:
         if is_running := run.is_running():
             files.follow_for(_AGAIN_S)
         for now, started in _started(run, wanted, only, attempt):
             if now != attempt:
-                report(f"attempt {now}")
+                request.report(f"attempt {now}")
                 files.close()
                 attempt, chosen = now, {}
             # The nodes of an attempt do not start at one moment.
-            new = [logs for rank, logs in started.items() if rank not in chosen]
-            files.add(new)
-            _report_missing(new, report)
+            files.add({rank: logs for rank, logs in started.items() if rank not in chosen})
             chosen |= started
             files.print_all()
-    if follows and (problem := run.unknown()):
-        report(f"{problem}; there: ssh {run.other_host} ddplaunch --logs {run.run_id} -f")
+    if problem := run.unknown():
+        request.report(f"{problem}; there: ssh {run.other_host} ddplaunch --logs {run.run_id} -f")
 
 
 def _hint(run: RunFolder) -> str:
-    return (
-        f"What was shown of them: ddplaunch --attach {run.run_id}. --collect-logs copies the files at the end of a run."
-    )
+    return f"What the console showed of them: ddplaunch --attach {run.run_id}."
 
 
 def _started(
@@ -165,19 +204,16 @@ def _chosen(
     return attempt, {rank: found[rank] for rank in sorted(wanted or found)}
 
 
-def _report_missing(chosen: Iterable[RankLogs], report: Callable[[str], None]) -> None:
-    for logs in chosen:
-        if logs.folder is None:
-            only = "; here are its last lines" if logs.last_lines else ""
-            where = quote(f"{logs.host}:<run folder>/{logs.subfolder}", 300)
-            report(f"rank {logs.rank}: its log files are on its node only, {where}{only}")
-
-
-def _paths(logs: RankLogs) -> list[Path]:
-    """The files with lines of a rank."""
+def _paths(logs: RankLogs, streams: Collection[str]) -> list[Path]:
+    """The files on this machine with lines of a rank."""
     if logs.folder is None:
         return [logs.last_lines] if logs.last_lines else []
-    return [path for name in _STREAMS if os.path.exists(path := logs.folder / f"{name}.log")]
+    return [path for name in streams if os.path.exists(path := logs.folder / f"{name}.log")]
+
+
+def _paths_there(logs: RankLogs) -> list[str]:
+    """The files on another machine with lines of a rank, of both streams."""
+    return [f"{logs.folder_there}/{name}.log" for name in _STREAMS]
 
 
 # Which ranks an attempt had, and where their files are. Lines that are cut or damaged are passed over.
@@ -189,27 +225,28 @@ def _of_run(run: RunFolder) -> dict[int, dict[int, RankLogs]]:
     for folder in run.of_all_launchers():
         events = run_json.lines(folder / run_json.EVENTS, b"attempt_started")
         starts = [
-            (event["host"], attempt, started)
+            (event, event["host"], attempt, started)
             for event, attempt, started in run_json.starts(events)
             if is_folder_name(run_json.text(event, "host"))
         ]
         # The files of several nodes are in a folder for each host.
-        is_alone = len({host for host, _, _ in starts}) == 1
-        for host, attempt, started in starts:
+        is_alone = len({host for _, host, _, _ in starts}) == 1
+        for event, host, attempt, started in starts:
+            there = run_json.text(event, "folder")
             for local_rank, rank in enumerate(started):
                 subfolder = f"attempt_{attempt}/{local_rank}"
-                logs = _logs(folder, host, rank, subfolder, is_alone=is_alone)
+                logs = _logs(folder, host, rank, subfolder, there, is_alone=is_alone)
                 found.setdefault(attempt, {})[rank] = logs
     return found
 
 
-def _logs(folder: Path, host: str, rank: int, subfolder: str, *, is_alone: bool) -> RankLogs:
+def _logs(folder: Path, host: str, rank: int, subfolder: str, there: str, *, is_alone: bool) -> RankLogs:
     places = (folder / host / subfolder, *((folder / subfolder,) if is_alone else ()))
     last_lines = folder / "failed" / f"rank_{rank}" / "last_lines.log"
     return RankLogs(
         rank,
         host,
         next(filter(os.path.isdir, places), None),
-        subfolder,
+        f"{there}/{subfolder}" if there else "",
         last_lines if os.path.isfile(last_lines) else None,
     )

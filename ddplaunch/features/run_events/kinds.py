@@ -43,6 +43,7 @@ _KEYS = {
     "workers": "number of workers of the node",
     "first_rank": "rank of the node's first worker",
     "world_size": "number of workers of the attempt",
+    "folder": "of a node on another machine: the folder there that has its log files",
     "import_s": "seconds that the node needed to import torch before it could start a worker",
     "outcome": "`succeeded`, `failed` or `stopped`",
     "exit_code": "exit code of ddplaunch",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.run_events.event_file import EventFile
 from ddplaunch.features.run_events.kinds import SCHEMA
@@ -34,6 +34,7 @@ class RunEvents(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._file, self._nodes = EventFile(run.folder()), run.nodes
+        self._is_local = run.config.is_local
         self._started_s: dict[tuple[int, int], float] = {}
         self._has_started = False
         self._heard: set[tuple[int, str]] = set()
@@ -81,6 +82,8 @@ class RunEvents(Watch):
 
     def _on_started(self, index: int, event: AttemptStarted) -> None:
         self._has_started, self._started_s[index, event.attempt] = True, time.time()
+        details = None if self._is_local else self._nodes.all[index].details
+        folder: dict[str, Any] = {"folder": details.folder} if details and details.folder else {}
         self._add(
             "attempt_started",
             node=index,
@@ -89,6 +92,7 @@ class RunEvents(Watch):
             first_rank=event.first_rank,
             world_size=event.world_size,
             import_s=round(event.import_s, 3),
+            **folder,
         )
 
     def _on_ended(self, index: int, result: AttemptResult) -> None:

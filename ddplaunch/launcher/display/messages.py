@@ -314,7 +314,8 @@ def where_logs(config: LaunchConfig, folder: Path | None, unlogged: Sequence[str
         only = f"{' and '.join(unlogged)} {'are' if unlogged[1:] else 'is'} only on this terminal (-t 3: also in a log)"
         return f"{only}, {'the report' if unlogged[1:] else 'logs'} in {folder}"
     has_logs = config.output.collect_logs or config.is_local
-    return f"{'logs' if has_logs else 'logs are on each node, the report'} in {folder}"
+    on_nodes = f"logs are on each node (ddplaunch --logs {quote(folder.name)} prints them), the report"
+    return f"{'logs' if has_logs else on_nodes} in {folder}"
 
 
 def dry_run_banner(config: LaunchConfig) -> str:
