@@ -195,6 +195,28 @@ def test_another_environment_starts_afresh_and_says_why(shared: Kept) -> None:
     assert "the environment variable OMP_NUM_THREADS has changed" in finished.err
 
 
+def memory(pid: int) -> bytes:
+    """What a process may write."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as mem:
+        areas = re.findall(r"^(\w+)-(\w+) rw", maps.read(), re.MULTILINE)
+        read = [os.pread(mem.fileno(), int(end, 16) - int(begin, 16), int(begin, 16)) for begin, end in areas]
+    return b"".join(read)
+
+
+def test_nothing_of_the_environment_of_a_run_stays(own: Kept, tmp_path: Path) -> None:
+    """Neither of the run that has left the keeper nor of one that has used it."""
+    first, second = (os.urandom(12).hex() for _ in range(2))
+    assert own.run("--keep-warm", "5m", "-m", "ddplaunch.version", env={"MY_TOKEN": first}).returncode == 0
+    wait_until(own.socket.exists, 30)
+    keeper = own.pid()
+    (script := tmp_path / "show.py").write_text("import os; print(os.environ['MY_TOKEN'])")
+    finished = own.run(script, env={"MY_TOKEN": second})
+    assert (TAKEN in finished.err, second in finished.out) == (True, True), finished.err
+    wait_until(lambda: "waits" in command_line(keeper))
+    for token in (first, second):
+        assert token.encode() not in Path(f"/proc/{keeper}/environ").read_bytes() + memory(keeper)
+
+
 def test_other_modules_in_preload_start_afresh(shared: Kept) -> None:
     finished = shared.run("--preload", "json", "-m", "ddplaunch.version")
     assert "torch is imported anew: other modules in --preload" in finished.err
@@ -256,7 +278,7 @@ from ddplaunch.features.warm import keeper_client
 path = keeper_files.path(os.environ)
 environ = {**os.environ, "DDPLAUNCH_RUN_ID": "late.1"}
 request = keeper_client.takeover(environ, os.getcwd(), (), "", ("x",), 3600.0)
-print(keeper_client.ask(path, request, os.getcwd(), (0, 1, 2)), flush=True)
+print(keeper_client.ask(path, request, environ, os.getcwd(), (0, 1, 2)), flush=True)
 print("read", sys.stdin.readline().strip())
 """
 

@@ -122,20 +122,48 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def imported(module: str, since: float = math.inf) -> tuple[Imports, str]:
-    imports = Imports(dict(os.environ), since=since)
+    imports = Imports(surroundings.digests(os.environ), since=since)
     return imports, imports.run([module], [module]) or imports.note()
 
 
 def test_the_variables_that_imports_read_are_compared(folder: Path) -> None:
     imports, reason = imported("kept_a")
     assert (reason, imports.variables) == ("", {"READ_BY_A", "READ_TOO"})
-    same = dict(os.environ)
-    assert imports.difference({**same, "UNREAD": "1"}) == ""
-    assert imports.difference({**same, "READ_BY_A": "2"}) == "READ_BY_A"
-    assert imports.difference({**same, "READ_TOO": ""}) == "READ_TOO"
-    assert imports.difference({**same, "LD_PRELOAD": "x.so"}) == "LD_PRELOAD"
-    assert imports.difference({**same, "OMP_NUM_THREADS": "9"}, ("OMP_NUM_THREADS",)) == ""
+    for name, value, noticed in (
+        ("UNREAD", "1", ""),
+        ("READ_BY_A", "2", "READ_BY_A"),
+        ("READ_TOO", "", "READ_TOO"),
+        ("LD_PRELOAD", "x.so", "LD_PRELOAD"),
+    ):
+        assert imports.difference(surroundings.digests({**os.environ, name: value})) == noticed
+    threads = surroundings.digests({**os.environ, "OMP_NUM_THREADS": "9"})
+    assert imports.difference(threads, ("OMP_NUM_THREADS",)) == ""
     assert type(os.environ).__name__ == "_Environ"
+
+
+def test_an_import_gets_a_hidden_variable_and_nothing_else_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "kept_b.py").write_text("import os\nB = os.environ.get('READ_LATE')\n")
+    environ = {**os.environ, "READ_BY_A": "x=\udcff", "READ_LATE": "1", "UNREAD": "1", "MY_READ_BY_A": "no"}
+    monkeypatch.delenv("READ_BY_A")
+    imports = Imports(surroundings.digests(environ))
+    imports.hide(surroundings.environ_file(environ))
+    assert imports.run(["kept_a"], ["kept_a"]) == ""
+    assert sys.modules["kept_a"].A == ("x=\udcff", False)
+    assert (os.environ["READ_BY_A"], "UNREAD" in os.environ) == ("x=\udcff", False)
+    (folder / "kept_c.py").write_text("import os\nC = {*os.environ}\n")
+    assert imports.run(["kept_c"], ["kept_c"]) == ""
+    assert environ.keys() == sys.modules["kept_c"].C
+    assert imports.variables == {"READ_BY_A", "READ_TOO"}
+    del os.environ["READ_LATE"]
+    imports.forget_hidden()
+    assert imports.difference(surroundings.digests(environ)) == ""
+    assert imports.run(["kept_b"], ["kept_b"]) == ""
+    assert (sys.modules["kept_b"].B, imports.difference(surroundings.digests(environ))) == (None, "READ_LATE")
+
+
+def test_an_environment_in_a_file_is_the_same() -> None:
+    for environ in ({}, {"A": "", "B": "x=y\n\udcff", "C": "x" * 3_000_000}):
+        assert surroundings.read_environ(surroundings.environ_file(environ)) == environ
 
 
 def test_an_edited_module_is_noticed(folder: Path) -> None:

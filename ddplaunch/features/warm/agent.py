@@ -67,12 +67,17 @@ def leave(text: str, forkserver: ForkserverClient) -> None:
 
 
 def _start(record: KeeperSpec, env: dict[str, str], open_files: Limits) -> None:
+    from ddplaunch.features.warm import surroundings
+
+    environ_fd = surroundings.environ_file(env)
+    record = replace(record, environ=surroundings.digests(env), environ_fd=environ_fd)
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", _START, PACKAGE_ROOT],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=env,
+        env=surroundings.visible(env),
+        pass_fds=(environ_fd,),
         start_new_session=True,
     )
     assert process.stdin

@@ -40,7 +40,7 @@ def offer(config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callabl
     request = keeper_client.takeover(environ, cwd, config.workers.preload, config.script_file, argv, config.keep_warm_s)
     fds = agent_process.inherited(config, stdout_fd)
     try:
-        agent = keeper_client.take_over(path, request, cwd, tuple(fds.values()), meanwhile)
+        agent = keeper_client.take_over(path, request, environ, cwd, tuple(fds.values()), meanwhile)
     finally:
         for fd in fds.values():
             os.close(fd)

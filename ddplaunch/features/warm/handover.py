@@ -16,6 +16,7 @@ import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ddplaunch.features.warm import surroundings
 from ddplaunch.features.warm.imports import forget_folders, user_folders
 from ddplaunch.features.warm.records import FIRST_INHERITED, TAKEOVER_FDS
 from ddplaunch.protocol import environment
@@ -44,14 +45,15 @@ def become_agent(
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
+        env = surroundings.read_environ(fds.pop(TAKEOVER_FDS - 1))
         report, client = _place_descriptors(fds, report, client)
         os.umask(request.umask)
         # Before anything else is started: a sweep must find all processes of the run by their environment.
-        linux.set_command_line(list(request.argv), request.env)
-        tag = f"{environment.RUN_ID}={request.env.get(environment.RUN_ID)}".encode()
+        linux.set_command_line(list(request.argv), env)
+        tag = f"{environment.RUN_ID}={env.get(environment.RUN_ID)}".encode()
         if tag not in procfs.read("/proc/self/environ").split(b"\0"):
             _give_up(report, "this kernel does not let a process show another environment (PR_SET_MM_MAP)")
-        return _fork_forkserver(request, report, client, imports, own_path)
+        return _fork_forkserver(request, env, report, client, imports, own_path)
     except BaseException as error:
         _give_up(report, f"{type(error).__name__}: {error}")
 
@@ -64,15 +66,16 @@ def _give_up(report: int, reason: str) -> NoReturn:
 def _place_descriptors(fds: list[int], report: int, client: int) -> tuple[int, int]:
     """Stdin, stdout, stderr, then the inherited ones from ``FIRST_INHERITED`` on; all others are closed.
 
+    ``fds``: those of the request, without the file of the environment.
+
     Returns the new numbers of ``report`` and ``client``.
     """
-    streams, folder, inherited = fds[: TAKEOVER_FDS - 1], fds[TAKEOVER_FDS - 1], fds[TAKEOVER_FDS:]
+    streams, folder, inherited = fds[:FIRST_INHERITED], fds[FIRST_INHERITED], fds[FIRST_INHERITED + 1 :]
     os.fchdir(folder)
     kept = [*streams, *inherited, report, client]
     for number, fd in enumerate([os.dup(fd) for fd in kept]):
         os.dup2(fd, number)
     os.closerange(len(kept), _open_files())
-    assert len(streams) == FIRST_INHERITED
     return len(kept) - 2, len(kept) - 1
 
 
@@ -81,7 +84,7 @@ def _open_files() -> int:
 
 
 def _fork_forkserver(
-    request: KeeperRequest, report: int, client: int, imports: Imports, own_path: list[str]
+    request: KeeperRequest, env: dict[str, str], report: int, client: int, imports: Imports, own_path: list[str]
 ) -> Continuation:
     ours, theirs = socket.socketpair()
     agent_pid = os.getpid()
@@ -92,7 +95,7 @@ def _fork_forkserver(
         return _forkserver(theirs.detach(), imports)
     theirs.close()
     os.environ.clear()
-    os.environ.update(request.env)
+    os.environ.update(env)
     forkserver.reinitialize()
     sys.path[:] = own_path if PACKAGE_ROOT in own_path else [*own_path, PACKAGE_ROOT]
     signal.alarm(request.alarm_s)
@@ -159,7 +162,7 @@ def _adopt_folder() -> None:
 
 
 def _unfit(imports: Imports, env: dict[str, str], script_dir: str) -> str:
-    if name := imports.difference(env):
+    if name := imports.difference(surroundings.digests(env)):
         return f"the environment variable {name} has changed"
     hidden_by = imports.hidden_by([*filter(None, [script_dir]), *user_folders()])
     return f"{hidden_by} would hide a module" if hidden_by else ""

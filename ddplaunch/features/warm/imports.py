@@ -7,6 +7,7 @@ noted, since a run with other values must import for itself.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 import sys
@@ -24,49 +25,8 @@ from ddplaunch.system import procfs
 from ddplaunch.worker import preload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import ModuleType
-
-_READ_IN_C = (
-    "LD_",
-    "PYTHON",
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "BLIS_",
-    "GOTO_",
-    "GFORTRAN_",
-    "NUMEXPR_",
-    "NUMPY_",
-    "NPY_",
-    "ACC_",
-    "DNNL_",
-    "ONEDNN_",
-    "MKLDNN_",
-    "KINETO_",
-    "I_MPI_",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS",
-    "MALLOC_",
-    "TCMALLOC_",
-    "MIMALLOC_",
-    "GLIBC_",
-    "ATEN_",
-    "TORCH",
-    "PYTORCH",
-    "LC_",
-    "LANG",
-    "TZ",
-    "SSL_",
-    "OPENSSL_",
-    "HOME",
-)
-"""Begins of variables that are read where it is not noticed: by loaders, libraries and the start of the interpreter.
-
-Those of the libraries are what a ``getenv`` that writes down its names has seen during the imports of torch and numpy.
-"""
 
 _AT_START = ("sitecustomize", "usercustomize")
 """Modules that the interpreter imports when it starts, if it finds them."""
@@ -77,7 +37,9 @@ class Imports:
     """What has been imported, from which files, and under which environment.
 
     Attributes:
-        environ: the environment before the imports.
+        environ: the environment before the imports, as ``surroundings.digests``.
+        hidden: variables that this process does not have until an import reads them, as ``surroundings.environ_file``
+            has them; None once they are gone.
         variables: names of the variables that Python code has read.
         top_level: the first parts of the names of imported modules.
         missing: the first parts of the names of modules that were not found.
@@ -87,6 +49,7 @@ class Imports:
     """
 
     environ: dict[str, str]
+    hidden: mmap.mmap | None = None
     variables: set[str] = field(default_factory=set)
     top_level: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=lambda: {*_AT_START})
@@ -98,7 +61,7 @@ class Imports:
         """Import ``modules``, in order. Returns why this process cannot be a keeper; empty if it can."""
         with (
             preload.without_collection(),
-            _noting_reads(self.variables),
+            _noting_reads(self.variables, self._revealed, self._reveal_all),
             _NotingSearches(self.missing),
             _noting_folder_reads(self.folder_readers),
         ):
@@ -108,6 +71,38 @@ class Imports:
                     return f"{module} cannot be imported: {type(error).__name__}: {error}"
         reader = next(iter(sorted(self.folder_readers - _HARMLESS_FOLDER_READERS)), "")
         return f"{reader} asks for the working directory when it is imported" if reader else ""
+
+    def _revealed(self, name: str) -> str:
+        """The value of a variable that an import reads and this process does not have.
+
+        Raises:
+            KeyError: there is none, or it is gone: it is now compared as one that did not exist.
+        """
+        mark = b"\0" + os.fsencode(name) + b"="
+        at = self.hidden.find(mark) if self.hidden else -1
+        if self.hidden is None or at < 0:
+            self.environ.pop(name, None)
+            raise KeyError(name)
+        os.environ[name] = value = os.fsdecode(self.hidden[at + len(mark) : self.hidden.find(b"\0", at + 1)])
+        return value
+
+    def _reveal_all(self) -> None:
+        """For an import that goes through all variables."""
+        own = {os.fsdecode(name) for name in os.environ._data}  # type: ignore[attr-defined]
+        for name in self.environ.keys() - own if self.hidden else ():
+            self._revealed(name)
+
+    def hide(self, fd: int) -> None:
+        """Have the variables in the file ``fd``, which is closed, without a copy of them on the heap."""
+        self.hidden = mmap.mmap(-1, os.fstat(fd).st_size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        os.preadv(fd, [self.hidden], 0)
+        os.close(fd)
+
+    def forget_hidden(self) -> None:
+        """Give up the variables that no import has read."""
+        if self.hidden:
+            self.hidden.close()
+        self.hidden = None
 
     def note(self) -> str:
         """Note all modules and libraries that are loaded. Returns why this process cannot be a keeper."""
@@ -132,8 +127,11 @@ class Imports:
         return ""
 
     def difference(self, environ: Mapping[str, str], ignored: Iterable[str] = ()) -> str:
-        """The first variable whose value under ``environ`` the imports could have noticed; empty for none."""
-        names = {name for name in environ.keys() | self.environ.keys() if name.startswith(_READ_IN_C)}
+        """The first variable whose value the imports could have noticed, and that is another in ``environ``.
+
+        Empty for none. ``environ`` is as ``surroundings.digests``.
+        """
+        names = {name for name in environ.keys() | self.environ.keys() if name.startswith(surroundings.READ_IN_C)}
         for name in sorted((names | self.variables).difference(ignored)):
             if environ.get(name) != self.environ.get(name):
                 return name
@@ -228,14 +226,24 @@ _RESOLVERS = ("os", "posixpath", "genericpath", "pathlib", "pathlib._local", __n
 
 
 @contextlib.contextmanager
-def _noting_reads(names: set[str]) -> Iterator[None]:
-    """Note which variables are read through ``os.environ`` in the block."""
+def _noting_reads(names: set[str], missing: Callable[[str], str], before_all: Callable[[], None]) -> Iterator[None]:
+    """Note which variables are read through ``os.environ`` in the block, and ask ``missing`` for what is not there.
+
+    ``before_all`` is called before code goes through all of them.
+    """
     plain = type(os.environ)
 
     class Noted(plain):  # type: ignore[valid-type,misc]
         def __getitem__(self, name: str) -> str:
             names.add(name)
-            return str(super().__getitem__(name))
+            try:
+                return str(super().__getitem__(name))
+            except KeyError:
+                return missing(name)
+
+        def __iter__(self) -> Iterator[str]:
+            before_all()
+            return iter(list(super().__iter__()))
 
     os.environ.__class__ = Noted
     try:

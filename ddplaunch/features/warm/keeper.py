@@ -81,14 +81,17 @@ def main(search_path: list[str]) -> Continuation:
         os._exit(0)
     spec: KeeperSpec = received[0]
     parts = surroundings.read(os.environ, os.getcwd())
+    imports = Imports(spec.environ)
+    imports.hide(spec.environ_fd)
     _detach()
     linux.set_command_line([*KEEPER_COMMAND, "importing"])
-    keeper = Keeper(path, spec, parts, own_path, search_path)
+    keeper = Keeper(path, spec, imports, parts, own_path, search_path)
     keeper.take_place()
     exit.register()
     keeper.learn(_AGENT_MODULES)
     sys.path[:] = search_path
     keeper.learn((*_modules(spec.script, spec.preload), *features.paths("worker")))
+    imports.forget_hidden()
     _prepare_forks()
     return keeper.serve()
 
@@ -122,10 +125,16 @@ class Keeper:
     """
 
     def __init__(
-        self, path: Path, spec: KeeperSpec, parts: dict[str, str], own_path: list[str], search_path: list[str]
+        self,
+        path: Path,
+        spec: KeeperSpec,
+        imports: Imports,
+        parts: dict[str, str],
+        own_path: list[str],
+        search_path: list[str],
     ) -> None:
         """``path`` is that of the socket; ``parts`` are the surroundings."""
-        self.imports = Imports(dict(os.environ))
+        self.imports = imports
         self._spec, self._parts, self._own_path, self._search_path = spec, parts, own_path, search_path
         self._path = path
         self._pid = os.getpid()

@@ -104,18 +104,24 @@ ANEW = "torch is imported anew"
 
 
 def take_over(
-    path: Path, request: KeeperRequest, cwd: str, inherited: Sequence[int], meanwhile: Callable[[], None]
+    path: Path,
+    request: KeeperRequest,
+    environ: Mapping[str, str],
+    cwd: str,
+    inherited: Sequence[int],
+    meanwhile: Callable[[], None],
 ) -> KeptAgent | str:
     """Take over the keeper at ``path``: its agent talks through pipes.
 
-    The agent has ``inherited`` from ``FIRST_INHERITED`` on. ``cwd`` is the agent's working directory. ``meanwhile`` is
+    The agent has ``inherited`` from ``FIRST_INHERITED`` on. ``environ`` and ``cwd`` are the agent's environment, as in
+    ``request``, and its working directory. ``meanwhile`` is
     called when the keeper has been asked: its answer takes some 30 ms. Returns the agent, or why there is none.
     """
     child_in, to_agent = os.pipe()
     from_agent, child_out = os.pipe()
     with os.fdopen(to_agent, "wb") as stdin, os.fdopen(from_agent, "rb") as stdout:
         try:
-            agent = ask(path, request, cwd, (child_in, child_out, 2), inherited, meanwhile)
+            agent = ask(path, request, environ, cwd, (child_in, child_out, 2), inherited, meanwhile)
         finally:
             os.close(child_in)
             os.close(child_out)
@@ -136,7 +142,7 @@ def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent
         return None
     cwd, argv = os.getcwd(), tuple(sys.orig_argv)
     request = takeover(os.environ, cwd, tuple(kept["preload"]), kept["script"], argv, kept["seconds"])
-    agent = ask(path, replace(request, alarm_s=start["first_record_s"]), cwd, (0, 1, 2))
+    agent = ask(path, replace(request, alarm_s=start["first_record_s"]), os.environ, cwd, (0, 1, 2))
     if isinstance(agent, str):
         facts["kept"] = f"{ANEW}: {agent}"
         return None
@@ -181,7 +187,7 @@ def takeover(
     os.umask(umask)
     return KeeperRequest(
         surroundings=surroundings.read(environ, cwd),
-        env=dict(environ),
+        env=surroundings.digests(environ),
         umask=umask,
         preload=preload,
         script=script and os.path.join(cwd, script),
@@ -193,12 +199,14 @@ def takeover(
 def ask(
     path: Path,
     request: KeeperRequest,
+    environ: Mapping[str, str],
     cwd: str,
     streams: tuple[int, int, int],
     inherited: Sequence[int] = (),
     meanwhile: Callable[[], None] = lambda: None,
 ) -> KeptAgent | str:
     """Ask the keeper at ``path`` for an agent with these standard streams; the rest as for ``take_over``."""
+    from ddplaunch.features.warm import surroundings
     from ddplaunch.features.warm.records import ANSWER_S
 
     client = keeper_files.connected(path, ANSWER_S)
@@ -209,10 +217,12 @@ def ask(
     except OSError:
         client.close()
         return f"{cwd} cannot be opened"
+    environ_fd = surroundings.environ_file(environ)
     try:
-        return _answered(client, request, (*streams, folder, *inherited), meanwhile)
+        return _answered(client, request, (*streams, folder, environ_fd, *inherited), meanwhile)
     finally:
         os.close(folder)
+        os.close(environ_fd)
 
 
 def _answered(

@@ -5,6 +5,7 @@ They are exchanged over the keeper's unix socket, one request for each connectio
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Annotated, Literal
 
 from ddplaunch.late_dataclass import dataclass
@@ -34,12 +35,17 @@ class KeeperSpec:
             the agent adds.
         preload: the modules of --preload.
         script: path of the script whose needs of torch are imported too; empty for none.
+        environ: the agent's environment, as ``surroundings.digests``.
+        environ_fd: descriptor that the keeper inherits: ``surroundings.environ_file`` with that environment. The
+            keeper's own has only what ``surroundings.visible`` names.
     """
 
     seconds: KeptSeconds
     watched: tuple[Pid, ...] = ()
     preload: tuple[str, ...] = ()
     script: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
+    environ_fd: Annotated[int, between(0, 1 << 20)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +53,13 @@ class KeeperRequest:
     """What a run wants to find, to a keeper: fork an agent with a forkserver, or only say whether it could.
 
     A new keeper sends it to the one that has the socket, which stays if it fits, for ``seconds``, and ends if it
-    differs. The record of a run carries descriptors: the agent's stdin, stdout and stderr, its working directory, and
-    those that it inherits, which get the numbers from ``FIRST_INHERITED`` on. Answered by KeeperAnswer.
+    differs. The record of a run carries descriptors: the agent's stdin, stdout and stderr, its working directory, a
+    file with its environment (``surroundings.environ_file``), which only the agent reads, and those that it inherits,
+    which get the numbers from ``FIRST_INHERITED`` on. Answered by KeeperAnswer.
 
     Attributes:
         surroundings: what the agent would inherit, by name, as ``features.warm.surroundings`` reads it.
-        env: the environment of the agent.
+        env: the environment of the agent, as ``surroundings.digests``.
         preload: the modules of --preload.
         script: path of the run's script; empty if it runs none.
         seconds: how long the keeper waits for the next run; None: until the time that it had before.
@@ -74,7 +81,7 @@ class KeeperRequest:
 FIRST_INHERITED = 3
 """Number of the first inherited descriptor in an agent that a keeper has forked."""
 
-TAKEOVER_FDS = 4
+TAKEOVER_FDS = 5
 """Descriptors of a request for an agent before the inherited ones."""
 
 MAX_INHERITED = 3

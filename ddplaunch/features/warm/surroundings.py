@@ -56,6 +56,47 @@ _SESSION_SCOPE = re.compile(r"/session-[^/]+\.scope$")
 
 _CGROUP_FILES = ("memory.max", "memory.high", "cpu.max", "cpu.weight", "pids.max", "cpuset.cpus.effective", "io.max")
 
+READ_IN_C = (
+    "LD_",
+    "PYTHON",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "BLIS_",
+    "GOTO_",
+    "GFORTRAN_",
+    "NUMEXPR_",
+    "NUMPY_",
+    "NPY_",
+    "ACC_",
+    "DNNL_",
+    "ONEDNN_",
+    "MKLDNN_",
+    "KINETO_",
+    "I_MPI_",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MALLOC_",
+    "TCMALLOC_",
+    "MIMALLOC_",
+    "GLIBC_",
+    "ATEN_",
+    "TORCH",
+    "PYTORCH",
+    "LC_",
+    "LANG",
+    "TZ",
+    "SSL_",
+    "OPENSSL_",
+    "HOME",
+)
+"""Begins of variables that are read where it is not noticed: by loaders, libraries and the start of the interpreter.
+
+Those of the libraries are what a ``getenv`` that writes down its names has seen during the imports of torch and numpy.
+"""
+
 _METADATA = (".dist-info", ".egg-info", ".pth", ".egg-link")
 
 
@@ -65,6 +106,31 @@ def read(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
     ``environ`` and ``cwd`` are the agent's environment and working directory.
     """
     return {**_inherited(environ), **_machine(), **_python(environ, cwd)}
+
+
+def digests(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a comparison, without the values: a digest of each, by name."""
+    return {name: _digest((value,)) for name, value in environ.items()}
+
+
+def visible(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a process that imports for later runs must have from its start: what ``read`` needs, and ``READ_IN_C``."""
+    names = {"PATH", "XDG_STATE_HOME", *(name for row in schedulers.jobs(environ) for name in row.job)}
+    return {name: value for name, value in environ.items() if name in names or name.startswith(READ_IN_C)}
+
+
+def environ_file(environ: Mapping[str, str]) -> int:
+    """The descriptor of a file in memory with the environment: only who wants a value has it in its own memory."""
+    fd = os.memfd_create("environment", os.MFD_CLOEXEC)
+    os.write(fd, b"\0" + b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items()))
+    return fd
+
+
+def read_environ(fd: int) -> dict[str, str]:
+    """The environment in an ``environ_file``, which is closed."""
+    lines = os.fsdecode(os.pread(fd, os.fstat(fd).st_size, 0)).split("\0")[1:-1]
+    os.close(fd)
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 def first_difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
