@@ -22,6 +22,10 @@ _MAX_CELL = 1000
 _MAX_NAME_BYTES = 255
 """Of a name in a folder, on Linux (NAME_MAX)."""
 
+_SECRET_NAME = (
+    r"([\w.-]*[._-])?(api[_-]?key|access[_-]?key|token|secret|pass|password|passwd|pwd|pat|passphrase|credentials?)"
+)
+
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|min|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -55,6 +59,26 @@ def quote(text: str, limit: int = 80) -> str:
     """``text`` for use inside a message: escaped, on one line, cut after ``limit`` characters."""
     start = escape(text[:limit]).replace("\n", r"\n").replace("\t", r"\t")
     return start + ("..." if len(text) > limit else "")
+
+
+def masked(words: Sequence[str]) -> tuple[str, ...]:
+    """A command line to be shown or kept: values of options like ``--api-key``, and logins in URLs, are masked."""
+    shown: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        is_value = bool(shown) and not word.startswith("-") and shown[-1].startswith("-") and _is_secret(shown[-1])
+        shown.append("***" if is_value else f"{name}=***" if equals and _is_secret(name) else without_login(word))
+    return tuple(shown)
+
+
+def without_login(text: str) -> str:
+    """``text``, in which user and password of a URL are masked."""
+    return re.sub(r"://[^\s/?#]+@", "://***@", text) if "://" in text else text
+
+
+def _is_secret(name: str) -> bool:
+    """Of an option, of a variable, or of a setting like ``wandb.api_key``; not ``--max-tokens`` or ``--key-dim``."""
+    return bool(re.fullmatch(_SECRET_NAME, name, re.IGNORECASE))
 
 
 def cut(text: str, longest: int) -> str:

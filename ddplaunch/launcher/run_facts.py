@@ -1,7 +1,8 @@
 """What was started, when and where: run.json at the start of a run, and the same facts in the report at its end.
 
 Runs in the launcher, in the main thread; ``--ps --all`` reads the files. run.json lets a run be listed whose launcher
-was killed before it wrote a report. Both files may hold secrets of the command line: they are the user's alone.
+was killed before it wrote a report. Both files may hold secrets of the command line that do not look like one: they
+are the user's alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import NodeOfRun, Versions
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import RUN, RunFacts
-from ddplaunch.text import iso_time
+from ddplaunch.text import iso_time, masked
 from ddplaunch.version import __version__, commit
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def of_this_process(run_id: str, run_tag: str, config: LaunchConfig) -> RunFacts
         run_id=run_id,
         run_tag=run_tag,
         script=config.script,
-        command=_command_line(),
+        command=masked(_command_line()),
         cwd=_cwd(),
         start=iso_time(time.time()),
         host=socket.gethostname(),

@@ -16,7 +16,7 @@ from ddplaunch.cluster import schedulers
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
-from ddplaunch.text import quote
+from ddplaunch.text import quote, without_login
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -241,4 +241,4 @@ def masked_lines(env: Mapping[str, str]) -> list[str]:
 def _masked(name: str, value: str) -> str:
     if value and rule_of(name) is _SECRET:
         return "***"
-    return quote(re.sub(r"://[^\s/@]+@", "://***@", value), 1000)
+    return quote(without_login(value), 1000)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from ddplaunch.protocol import env_forwarding
 from ddplaunch.protocol.specs import choose_start
 from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
+from ddplaunch.text import masked
 from ddplaunch.transport import remote_start, transports
 from ddplaunch.transport.agent_process import COMMAND
 
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.transport.handle import Transport
-
-_SECRET_OPTION = re.compile(
-    r"--?([\w.-]*[._-])?(api[_-]?key|access[_-]?key|token|secret|pass|password|passwd|pwd|pat|passphrase|credentials?)",
-    re.IGNORECASE,
-)
-"""Options of a script whose values may be secrets; not ``--max-tokens`` or ``--key-dim``."""
 
 
 def plan(config: LaunchConfig) -> Plan:
@@ -199,7 +193,7 @@ def _how(config: LaunchConfig, spec: AgentSpec) -> Literal["forked", "executed"]
 def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:
     program = spec.program
     argument = ("--local-rank=<LOCAL_RANK>",) if spec.workers.pass_local_rank else ()
-    script = (program.path, *argument, *_masked(program.args))
+    script = (program.path, *argument, *masked(program.args))
     if program.entry == "program":
         return script
     python = config.python or (config.remote.python if config.hosts else None) or sys.executable
@@ -210,14 +204,3 @@ def show(request: Request) -> None:
     """Print the plan: a page, or JSON."""
     planned = plan(features.prepared(request.configure()))
     request.show(as_json(planned) if request.options["json"] else page(planned, is_verbose=request.is_verbose))
-
-
-def _masked(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A script's arguments for the console: the values of options like ``--api-key`` are masked."""
-    shown: list[str] = []
-    for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        is_value = bool(shown) and _SECRET_OPTION.fullmatch(shown[-1]) and not argument.startswith("-")
-        is_set = equals and _SECRET_OPTION.fullmatch(name)
-        shown.append("***" if is_value else f"{name}=***" if is_set else argument)
-    return tuple(shown)
