@@ -123,6 +123,27 @@ def test_a_client_that_sends_its_request_byte_by_byte_is_cut_off(server: _Server
     assert ask(server, f"/{server.token}/")[0] == 200
 
 
+def test_clients_that_show_no_token_keep_nobody_out(server: _Server):
+    with contextlib.ExitStack() as stack:
+        for number in range(80):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=30))
+            client.sendall((b"", b"GET /x", b"GET / HTTP/1.1\r\n")[number % 3])
+        assert ask(server, f"/{server.token}/")[0] == 200
+    wait_until(lambda: not server.asking)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    ["GET /x/ HTTP/1.0\r\n\r\n", "GET / x HTTP/1.0\r\n\r\n", "POST / HTTP/1.0\r\n\r\n", "GET /" + "x" * 70_000],
+)
+def test_an_answer_without_a_page_has_no_text_and_all_headers(server: _Server, request_: str):
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+        client.sendall(request_.encode())
+        answer = b"".join(iter(lambda: client.recv(65536), b"")).decode()
+    head, _, body = answer.partition("\r\n\r\n")
+    assert ("Content-Security-Policy: default-src 'none'" in head, "nosniff" in head, body) == (True, True, "")
+
+
 def test_it_only_reads(server: _Server):
     methods = ("POST", "PUT", "DELETE", "OPTIONS")
     assert {ask(server, f"/{server.token}/", method)[0] for method in methods} == {501}

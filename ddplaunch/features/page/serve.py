@@ -38,10 +38,14 @@ _REQUEST_S, _ANSWER_S = 10.0, 60.0
 """Seconds for a client to send its request, and to take the answer."""
 
 _MAX_CLIENTS = 16
+_FREED_S = 1.0
+"""Within this time, a thread whose client was cut off has ended."""
+
 _MAX_LISTED = 1000
 _FRESH_S = 5.0
 """A page is made at most so often; meanwhile the last one is shown."""
 
+_NOTHING = "default-src 'none'; "
 _HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Cache-Control": "no-store",
@@ -92,10 +96,16 @@ class _Server(ThreadingHTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a client in a thread, if there are not too many (overrides ``ThreadingMixIn``)."""
+        """Serve a client in a thread, if there are not too many (overrides ``ThreadingMixIn``).
+
+        Whoever has not yet shown the token gives up the place to a new one: any process of the machine can connect.
+        """
         if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            for oldest in list(self.asking)[:1]:
+                _cut_off(oldest)
+            if not self._places.acquire(timeout=_FREED_S):
+                self.shutdown_request(request)
+                return
         self.asking[request] = time.monotonic() + _REQUEST_S
         try:
             super().process_request(request, client_address)
@@ -118,8 +128,7 @@ class _Server(ThreadingHTTPServer):
         """Cut off clients that have not sent their request in time; each byte of it would be in time (overrides)."""
         now = time.monotonic()
         for request in [request for request, deadline in list(self.asking.items()) if now > deadline]:
-            with contextlib.suppress(OSError):
-                request.shutdown(socket.SHUT_RDWR)
+            _cut_off(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no problem (overrides ``BaseServer``)."""
@@ -141,6 +150,12 @@ class _Server(ThreadingHTTPServer):
                 text = render.page(folder)
                 self._made = {folder: (time.monotonic(), text)}
             return text
+
+
+def _cut_off(request: socket.socket) -> None:
+    """The thread that serves it then ends."""
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 def _key(folder: Path) -> str:
@@ -171,13 +186,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
-        self.server.asking.pop(self.request, None)
         status, text = self._found()
+        self._send(status, text, with_body=with_body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no request, without a text (overrides ``BaseHTTPRequestHandler``)."""
+        self.close_connection = True
+        self._send(code, "", with_body=False)
+
+    def _send(self, status: int, text: str, *, with_body: bool) -> None:
         body = text.encode("utf-8", "replace")
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
-        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+        self.send_header("Content-Security-Policy", f"{'' if text else _NOTHING}frame-ancestors 'none'")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if with_body:
@@ -190,6 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         token, slash, name = rest.partition("?")[0].partition("/")
         if not slash or not secrets.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
             return HTTPStatus.NOT_FOUND, ""
+        self.server.asking.pop(self.request, None)
         text = self.server.page(name)
         return (HTTPStatus.NOT_FOUND, "") if text is None else (HTTPStatus.OK, text)
 
