@@ -69,7 +69,8 @@ def test_prefixes_have_the_colours_of_their_ranks() -> None:
     assert colour(b"[n1:1] middle of a line\nddplaunch: x\n[n1:2] c\n") == (
         b"[n1:1] middle of a line\nddplaunch: x\n\x1b[33m[n1:2] \x1b[0mc\n"
     )
-    assert colour(b"[n1:x] y\n") == b"[n1:x] y\n"
+    for rank in (b"x", b"1" * 5000):
+        assert colour(b"[n1:%b] y\n" % rank) == b"[n1:%b] y\n" % rank
 
 
 def test_a_template_of_the_user_is_recognized_if_it_has_the_rank() -> None:

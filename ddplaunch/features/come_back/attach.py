@@ -222,7 +222,7 @@ def _stop(run: RunFolder, report: Callable[[str], None]) -> None:
 # Colours of the prefixes in console.log, which has none: as on the console of the run.
 
 
-_VALUES = {"rank": "[0-9]+", "local_rank": "[0-9]+", "time": "[0-9:.]+"}
+_VALUES = {"rank": "[0-9]{1,9}", "local_rank": "[0-9]{1,9}", "time": "[0-9:.]+"}
 _ANY = r"[^\s]*?"
 
 

@@ -273,7 +273,7 @@ class Debugging(Watch):
         self._console.hold(is_held=False)
         self._console.flush()
         self._console.wait_shown(_SHOWN_S)
-        self._terminal.take()
+        self._terminal.take(is_first=not self._has_explained)
         self._console.hold(is_held=True)
         self._focus, self._is_announced = session, False
         lines = self._lines(session)

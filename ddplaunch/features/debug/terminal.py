@@ -110,8 +110,11 @@ class Terminal:
             return 24, 80
         return size.lines or 24, size.columns or 80
 
-    def take(self) -> None:
-        """Send the keys to the debugger from now on. Only Ctrl-Z and Ctrl-backslash still signal the launcher."""
+    def take(self, *, is_first: bool = False) -> None:
+        """Send the keys to the debugger from now on. Only Ctrl-Z and Ctrl-backslash still signal the launcher.
+
+        ``is_first``: what was typed before is dropped: it was not for a debugger, which may be on another machine.
+        """
         if self.is_raw:
             return
         try:
@@ -119,7 +122,7 @@ class Terminal:
         except termios.error:  # The terminal has gone; SIGHUP follows.
             return
         self._tell_guard(b"r")
-        self._set(_raw(self._saved))
+        self._set(_raw(self._saved), termios.TCSAFLUSH if is_first else termios.TCSANOW)
         self.is_raw = True
         woken, self._end = os.pipe()
         self._reader = in_thread("keys", lambda: self._read(woken))
@@ -146,12 +149,12 @@ class Terminal:
                 cast("BinaryIO", self._guard.stdin).close()
             self._guard = None
 
-    def _set(self, attributes: list[Any]) -> None:
+    def _set(self, attributes: list[Any], when: int = termios.TCSANOW) -> None:
         """Also from the background, where the kernel would otherwise stop this process."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             with contextlib.suppress(termios.error):  # The terminal has gone.
-                termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
+                termios.tcsetattr(self._fd, when, attributes)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
