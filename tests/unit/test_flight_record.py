@@ -123,14 +123,18 @@ def test_many_unfinished_calls_stay_within_the_limits() -> None:
         dump(entry(1, profiling_name=None)),
         dump(entry(1, process_group=[])),
         b"[" * 100_000,
+        b"[" + b"[]," * 2_000_000 + b"[]]",
+        b"[" + b"0," * 4_000_000 + b"0]",
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_a_malformed_dump(text: bytes) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match=r"^the flight record is too large, cut off or not one of torch: .+"):
         parse(text, GROUPS)
     with pytest.raises(ValueError, match=r"^the flight record is "):
         parse_times(text, 9)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "kB"
 
 
 @pytest.mark.parametrize("sizes", [[3], [["x"]]], ids=range(2))

@@ -346,7 +346,7 @@ def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
     if not worker.worker_dir:
         return None, None
     with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
-        found = json.loads(_read(worker.worker_dir / worker_records.RECORD_FILE))
+        found = flight_record.document(_read(worker.worker_dir / worker_records.RECORD_FILE))
         record = json.dumps(found.pop(worker_records.FLIGHT_RECORD, None)).encode()
         answer = Answer(found, record)
         pending, parsed = answer.pending, _record_of(answer)

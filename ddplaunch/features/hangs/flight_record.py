@@ -47,6 +47,7 @@ MAX_DUMP_BYTES = 32 << 20
 FILE_S = 2.5
 """Time in which a file of torch is read. The agent must answer its launcher within 5 s."""
 
+_FEW_BYTES, _MAX_VALUES = 4 << 20, 1 << 20
 _MAX_MEMORY_BYTES = 1 << 30
 _MAX_SIZES = 16
 _MAX_NAME = 200
@@ -67,7 +68,7 @@ def parse(dump: bytes, groups: Mapping[str, tuple[str, Sequence[int]]]) -> Fligh
         ValueError: one sentence about a dump that is too large, cut off, or not a flight record.
     """
     with _only_value_errors():
-        return _parsed(_document(dump), groups)
+        return _parsed(document(dump), groups)
 
 
 def parse_file(path: Path) -> FlightRecord:
@@ -118,7 +119,7 @@ def parse_times(dump: bytes, newest: int) -> dict[str, dict[int, int]]:
     """
     by_group: defaultdict[str, dict[int, int]] = defaultdict(dict)
     with _only_value_errors():
-        for entry in _entries(_document(dump))[-newest:]:
+        for entry in _entries(document(dump))[-newest:]:
             operation = _text(entry["profiling_name"]).partition(":")[2]
             if entry.get("is_p2p", False) is not True and _SYNCHRONISES.match(operation):
                 number = _integer(entry["collective_seq_id"], _MAX_NUMBER)
@@ -175,7 +176,15 @@ def _only_value_errors() -> Iterator[None]:
         raise ValueError(f"the flight record is too large, cut off or not one of torch: {text}") from error
 
 
-def _document(dump: bytes) -> Any:
+def document(dump: bytes) -> Any:
+    """The JSON that a worker has sent or left.
+
+    Raises:
+        ValueError: it is too large, or no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    if len(dump) > _FEW_BYTES and sum(map(dump.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+        raise ValueError(f"it has more than {_MAX_VALUES} values")  # They take 30 times the memory, and seconds.
     return json.loads(_limited(dump))
 
 
