@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, Streams, WorkerConfig
     from ddplaunch.errors import JobFailed, LaunchError, UsageError
-    from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerError, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+    from ddplaunch.protocol.run_result import FunctionResult, RunResult
     from ddplaunch.timeouts import TimeoutConfig
     from ddplaunch.worker.requests import avoid_this_node, give_up
 
@@ -56,11 +57,11 @@ _CONFIG = (
     "TimeoutConfig",
     "WorkerConfig",
 )
-_RESULTS = ("AttemptResult", "FunctionResult", "RunResult", "WorkerError", "WorkerExit")
 _MODULE_OF = {
     **dict.fromkeys(_CONFIG, "ddplaunch.config"),
     **dict.fromkeys(("JobFailed", "LaunchError", "UsageError"), "ddplaunch.errors"),
-    **dict.fromkeys(_RESULTS, "ddplaunch.protocol.results"),
+    **dict.fromkeys(("AttemptResult", "WorkerError", "WorkerExit"), "ddplaunch.protocol.results"),
+    **dict.fromkeys(("FunctionResult", "RunResult"), "ddplaunch.protocol.run_result"),
     "Host": "ddplaunch.cluster.hosts",
     "launch": "ddplaunch.cli.python_api",
     **dict.fromkeys(("avoid_this_node", "give_up"), "ddplaunch.worker.requests"),

@@ -16,7 +16,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.launcher import launch as launcher
 
 if TYPE_CHECKING:
-    from ddplaunch.protocol.results import FunctionResult, RunResult
+    from ddplaunch.protocol.run_result import FunctionResult, RunResult
 
 
 _ELASTIC = {"run_id": "rdzv_id", "rdzv_configs": "rdzv_conf", "min_nodes": "nnodes", "max_nodes": "nnodes"}

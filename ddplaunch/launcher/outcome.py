@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING
 from ddplaunch import errors
 from ddplaunch.launcher.display import failure_page
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.results import (
-    AttemptResult,
-    Outcome,
-    RunResult,
-    WorkerExit,
-)
+from ddplaunch.protocol.run_result import RunResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.errors import LaunchError
+    from ddplaunch.protocol.results import AttemptResult, Outcome, WorkerExit
 
 
 def result(

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.protocol.results import AttemptResult
+    from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts
 

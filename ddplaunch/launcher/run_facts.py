@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import LINE_PREFIX
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.results import NodeOfRun, Versions
+from ddplaunch.protocol.run_result import NodeOfRun, Versions
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import RUN, RunFacts
 from ddplaunch.text import iso_time, masked
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.protocol.launcher_agent import NodeDetails
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 SCHEMA = 1
 """Version of the keys of run.json."""

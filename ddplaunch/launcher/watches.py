@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.control import Request
     from ddplaunch.protocol.launcher_agent import Order, Output
-    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.protocol.results import AttemptResult
+    from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.transport.handle import WriteOutput
 
 _FROZEN_S = 1.0

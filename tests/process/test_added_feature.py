@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "adding-a-feature.md"
 BEFORE = {
     "features/__init__.py": '    Feature("run_events"',
     "config.py": "    on_exit: str | None = None\n",
-    "protocol/results.py": "    collectives: tuple[RankLateness, ...] = ()\n",
+    "protocol/run_result.py": "    collectives: tuple[RankLateness, ...] = ()\n",
 }
 """Lines of files that there are; what the page adds comes before them."""
 

@@ -11,17 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.results import (
-    AttemptResult,
-    HealthFinding,
-    NodeOfRun,
-    Outcome,
-    RankLateness,
-    RunResult,
-    Versions,
-    WorkerError,
-    WorkerExit,
-)
+from ddplaunch.protocol.results import AttemptResult, HealthFinding, Outcome, WorkerError, WorkerExit
+from ddplaunch.protocol.run_result import NodeOfRun, RankLateness, RunResult, Versions
 from ddplaunch.text import iso_time
 
 START = 1_795_000_000.0

@@ -21,7 +21,7 @@ from ddplaunch.features.faults import fault_spec
 from ddplaunch.features.health import rules
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
-from ddplaunch.protocol import results
+from ddplaunch.protocol import results, run_result
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.results import HealthFinding
 from tests.support import docs
@@ -176,13 +176,13 @@ def fields(record: type, more: tuple[str, ...] = ()) -> list[str]:
 
 
 REPORT = {
-    "The run": fields(results.RunResult, ("schema",)),
+    "The run": fields(run_result.RunResult, ("schema",)),
     "An attempt": fields(results.AttemptResult),
     "A worker": fields(results.WorkerExit),
-    "Versions": fields(results.Versions),
-    "A node": fields(results.NodeOfRun),
+    "Versions": fields(run_result.Versions),
+    "A node": fields(run_result.NodeOfRun),
     "A finding": fields(HealthFinding),
-    "An injected fault": fields(results.Injected),
+    "An injected fault": fields(run_result.Injected),
     "A SLURM job": fields(SlurmJob),
 }
 
@@ -281,10 +281,10 @@ def test_the_examples_in_python_run(page: Path, monkeypatch: pytest.MonkeyPatch)
     """Only ``launch`` does nothing."""
     launched: list[object] = []
 
-    def launch(target: object, _args: object = (), **options: object) -> results.FunctionResult:
+    def launch(target: object, _args: object = (), **options: object) -> run_result.FunctionResult:
         launched.append(target)
         assert options.keys() <= {param.name for param in main.command.params}
-        return results.FunctionResult("run", 0, "succeeded", 1.0, return_values={0: 0.2})
+        return run_result.FunctionResult("run", 0, "succeeded", 1.0, return_values={0: 0.2})
 
     monkeypatch.setattr(ddplaunch, "launch", launch, raising=False)
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)

@@ -17,7 +17,8 @@ from ddplaunch.features.hangs.wording import stuck_ranks
 from ddplaunch.features.run_events.launcher import worker_events
 from ddplaunch.launcher.display import failure_page, report_files
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.system.files import kept_files
 from tests.support import golden
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ddplaunch.features.faults.fault_spec import parse
 from ddplaunch.features.faults.launcher import Fault, describe_effect, with_line_search
 from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
+from ddplaunch.protocol.results import AttemptResult, Outcome
+from ddplaunch.protocol.run_result import Injected, RunResult
 from tests.support import golden
 
 

@@ -20,7 +20,7 @@ from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, WorkerA
 from ddplaunch.features.health.node_history import NodeEvent
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
-from ddplaunch.protocol import control, rendezvous, results, script_request, specs, wire
+from ddplaunch.protocol import control, rendezvous, run_result, script_request, specs, wire
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
@@ -43,12 +43,12 @@ from ddplaunch.transport.local import LocalHandle
 from ddplaunch.transport.ssh.handle import SshHandle
 
 NOT_RECEIVED = {
-    results.Injected,
-    results.Versions,
-    results.NodeOfRun,
-    results.RankLateness,
-    results.RunResult,
-    results.FunctionResult,
+    run_result.Injected,
+    run_result.Versions,
+    run_result.NodeOfRun,
+    run_result.RankLateness,
+    run_result.RunResult,
+    run_result.FunctionResult,
     script_request.Request,
     specs.StartPlan,
 }

@@ -27,7 +27,8 @@ from ddplaunch.features.hangs.records import (
     WorkersExamined,
 )
 from ddplaunch.protocol.launcher_agent import AttemptEnded
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.timeouts import TimeoutConfig
 from tests.support import golden
 from tests.support.configs import rendezvous_config

@@ -11,7 +11,8 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.features.health.launcher import HealthWatch
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
-from ddplaunch.protocol.results import HealthFinding, RunResult
+from ddplaunch.protocol.results import HealthFinding
+from ddplaunch.protocol.run_result import RunResult
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import participants_of
 from tests.support.watches import run_services

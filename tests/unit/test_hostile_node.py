@@ -46,7 +46,8 @@ from ddplaunch.protocol.launcher_agent import (
     Pong,
     StopWorkers,
 )
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.files import run_folder
 from ddplaunch.system.signals import SignalReceived

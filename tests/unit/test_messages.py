@@ -14,7 +14,8 @@ from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.protocol.launcher_agent import AttemptStarted
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from tests.support import consoles, golden
 from tests.support.configs import rendezvous_config
 

@@ -23,7 +23,8 @@ from ddplaunch.features.usage.records import (
     UsageStarted,
 )
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
-from ddplaunch.protocol.results import AttemptResult, RunResult
+from ddplaunch.protocol.results import AttemptResult
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.system.files import kept_files
 from tests.support import golden
 from tests.support.configs import launch_config

@@ -9,7 +9,8 @@ import pytest
 
 from ddplaunch.features.health import node_history
 from ddplaunch.features.health.node_history import KEEP_S, MAX_EVENTS, MAX_OF_HOST, NodeEvent
-from ddplaunch.protocol.results import AttemptResult, HealthFinding, NodeOfRun, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, HealthFinding, WorkerError, WorkerExit
+from ddplaunch.protocol.run_result import NodeOfRun, RunResult
 from tests.support import golden
 
 NOW_S = 1_800_000_000.0

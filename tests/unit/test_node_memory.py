@@ -17,7 +17,8 @@ from ddplaunch.cluster.scheduler_info import SlurmJob
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.features.health import node_memory, nodes_file
-from ddplaunch.protocol.results import AttemptResult, NodeOfRun, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import NodeOfRun, RunResult
 from tests.support import golden
 from tests.support.asked import asked
 from tests.support.configs import launch_config, rendezvous_config

@@ -11,7 +11,8 @@ from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.features.on_exit import launcher as on_exit
 from ddplaunch.launcher.watches import RunEnd
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from tests.support.configs import rendezvous_config
 from tests.support.runs import run
 from tests.support.watches import run_services

@@ -14,7 +14,8 @@ from ddplaunch.features.page.make import whole_run
 from ddplaunch.features.page.render import badge
 from ddplaunch.features.page.story import story
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.results import AttemptResult, Outcome, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, Outcome, WorkerError, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 
 NOW = 1100.0
 

@@ -21,7 +21,8 @@ from ddplaunch.features.come_back.past_runs import PastRun
 from ddplaunch.features.runs import run_folders
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import console_log, report_files
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import iso_time
 from tests.support import golden

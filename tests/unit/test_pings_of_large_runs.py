@@ -43,7 +43,8 @@ from ddplaunch.protocol.launcher_agent import (
     Ping,
     StopWorkers,
 )
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport import remote_start

@@ -23,7 +23,8 @@ from ddplaunch.features.functions import FunctionCall, target
 from ddplaunch.features.functions import launcher as values
 from ddplaunch.features.functions import worker as function
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import FunctionResult, RunResult
 from tests.support import golden
 
 

@@ -20,7 +20,8 @@ from ddplaunch.features.run_events.kinds import keys, kinds
 from ddplaunch.features.run_events.launcher import RunEvents
 from ddplaunch.features.runs.run_json import EVENTS
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from tests.support import golden
 from tests.support.watches import run_services
 

@@ -16,7 +16,7 @@ from ddplaunch.features.runs import run_json
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.protocol.launcher_agent import NodeDetails
-from ddplaunch.protocol.results import NodeOfRun, RunResult, Versions
+from ddplaunch.protocol.run_result import NodeOfRun, RunResult, Versions
 from ddplaunch.system.files.run_folder import RunFacts
 from ddplaunch.version import __version__, commit
 from tests.support import golden

@@ -22,7 +22,7 @@ from ddplaunch.features.runs.run_folders import find
 from ddplaunch.features.usage import live
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import report_files
-from ddplaunch.protocol.results import RunResult
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.system.files import kept_files, run_folder
 from tests.support.asked import asked
 

@@ -17,7 +17,8 @@ from ddplaunch.features.page import make
 from ddplaunch.features.page.launcher import RunPage
 from ddplaunch.launcher.watches import RunEnd
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
-from ddplaunch.protocol.results import AttemptResult, Outcome, RunResult
+from ddplaunch.protocol.results import AttemptResult, Outcome
+from ddplaunch.protocol.run_result import RunResult
 from tests.support import golden
 from tests.support.watches import run_services
 

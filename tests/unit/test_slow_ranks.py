@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.features.slow_ranks.records import CollectivesSampled, pack
 from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, lateness_table, warning, window
-from ddplaunch.protocol.results import RankLateness
+from ddplaunch.protocol.run_result import RankLateness
 
 STEP_S = 0.1
 

@@ -6,7 +6,7 @@ import signal
 
 from ddplaunch.cluster.scheduler_info import SlurmJob
 from ddplaunch.features.slurm.requeue import is_cancelled, with_job
-from ddplaunch.protocol.results import RunResult
+from ddplaunch.protocol.run_result import RunResult
 from tests.support import golden
 
 TOLD = (

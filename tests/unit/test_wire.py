@@ -30,7 +30,8 @@ from ddplaunch.protocol.launcher_agent import (
     StopWorkers,
 )
 from ddplaunch.protocol.rendezvous import NodeJoined
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, Nested, ProtocolError, decode, encode, read_record
 from tests.support import golden, texts

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.asked_nodes import QueriedNode
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.transport.failures import HostFailure
 
 

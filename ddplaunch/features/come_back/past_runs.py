@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.system.files.run_folder import RunFacts
 
 

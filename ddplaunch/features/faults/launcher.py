@@ -27,7 +27,7 @@ from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.output_runs import runs_of
-from ddplaunch.protocol.results import Injected
+from ddplaunch.protocol.run_result import Injected
 from ddplaunch.system import procfs
 from ddplaunch.transport.handle import ChannelClosed, node_tag
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Output
-    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.protocol.results import AttemptResult
+    from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.transport.handle import WriteOutput
 
 _MAX_PASSES = 20

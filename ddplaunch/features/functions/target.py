@@ -26,7 +26,7 @@ from ddplaunch.launcher import launch as launcher
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import MAX_TEXT_BYTES
-from ddplaunch.protocol.results import FunctionResult, RunResult
+from ddplaunch.protocol.run_result import FunctionResult, RunResult
 from ddplaunch.text import quote, ranks, size
 
 if TYPE_CHECKING:

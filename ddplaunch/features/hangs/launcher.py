@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ddplaunch.features.hangs.explanation import Explanation
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.protocol.results import AttemptResult
+    from ddplaunch.protocol.run_result import RunResult
 
     _Explained = tuple[Explanation, Explanation | None]
     """What the job does; and, if ranks wait while others write output, who waits for whom all the same."""

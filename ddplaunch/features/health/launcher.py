@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 _COLLECT_S = 3.0
 _EXACT_S = 1.0

@@ -19,7 +19,8 @@ from ddplaunch.text import grouped, local_time, quote
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, WorkerExit
+    from ddplaunch.protocol.run_result import RunResult
 
 KEEP_S = 7 * 86400.0
 """Seconds after which an event is forgotten."""

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.health.nodes_file import Entries
-    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.protocol.results import AttemptResult
+    from ddplaunch.protocol.run_result import RunResult
 
 _MAX_REASONS = 3
 """Reasons in one message."""

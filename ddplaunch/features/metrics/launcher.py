@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.features.usage.quantities import Quantity
     from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 RunState = Literal["starting", "running", "ended"]
 RUN_STATES: tuple[RunState, ...] = ("starting", "running", "ended")

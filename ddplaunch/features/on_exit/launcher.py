@@ -21,7 +21,7 @@ from ddplaunch.text import quote
 if TYPE_CHECKING:
     from ddplaunch.errors import LaunchError
     from ddplaunch.launcher.watches import RunEnd, RunServices
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 LIMIT_S = 60.0
 """Seconds until the command is killed, with all processes of its session's process group."""

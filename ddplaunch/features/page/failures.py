@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.features.page.reading import RunFiles
-    from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, WorkerExit
+    from ddplaunch.protocol.run_result import RunResult
 
 _MAX_OTHERS = 16
 _MAX_TEXT, _OTHERS = 30_000, 0.2

@@ -18,7 +18,7 @@ from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.features.usage.quantities import FOLDER
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.results import RunResult
+from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.system.files import kept_files, run_folder
 from ddplaunch.system.files.run_folder import RunFacts
 from ddplaunch.text import escape, plural, ranks

@@ -24,7 +24,7 @@ from ddplaunch.features.page.reading import RunFiles, line, read
 from ddplaunch.features.page.story import USES, Moment, Story, story, time_uses
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import integer
-from ddplaunch.protocol.results import Versions
+from ddplaunch.protocol.run_result import Versions
 from ddplaunch.text import duration, local_time, plural
 
 MAX_BYTES = 1 << 20

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Output, Report
-    from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, WorkerExit
+    from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.transport.handle import WriteOutput
 
 _MAX_FAILURES = 20

@@ -22,7 +22,7 @@ from ddplaunch.system.files.run_folder import LOCK, REPORT, RUN, RunFacts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 EVENTS = "events.jsonl"
 
@@ -60,7 +60,7 @@ def facts(folder: Path) -> RunFacts:
 def report(folder: Path) -> RunResult | None:
     """What report.json in ``folder`` says, as far as it can be read; None if there is none."""
     from ddplaunch.protocol import wire
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
     return wire.salvage(RunResult, read(folder / REPORT))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
     from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import RankLateness, RunResult
+    from ddplaunch.protocol.run_result import RankLateness, RunResult
 
 _FIRST_S, _PERIOD_S = 30.0, 60.0
 _PERIOD_PER_COST = 400.0

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.results import RankLateness
+from ddplaunch.protocol.run_result import RankLateness
 from ddplaunch.text import median, quote, ranks, table
 
 if TYPE_CHECKING:

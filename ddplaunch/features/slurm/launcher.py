@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.launcher.watches import RunEnd, RunServices
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 INTERVAL_S = 60.0
 _LIMIT_S = 2.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.scheduler_info import SlurmJob
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 _SHOW_S, _REQUEUE_S = 15.0, 60.0
 

@@ -13,7 +13,7 @@ from ddplaunch.launcher.watches import Watch
 if TYPE_CHECKING:
     from ddplaunch.features.usage.usage_files import UsageFiles
     from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.run_result import RunResult
 
 
 class UsageWatch(Watch):

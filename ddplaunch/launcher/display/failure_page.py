@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddplaunch.errors import LaunchError
-    from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, WorkerExit
+    from ddplaunch.protocol.run_result import RunResult
 
 _WIDTH = 80
 _MAX_LINES = 60

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import AttemptStarted
-    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.protocol.results import AttemptResult
+    from ddplaunch.protocol.run_result import RunResult
 
 _SUSPEND_S = 0.5
 """Seconds to wait for the output that is still shown before this process is suspended."""

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, wire
-from ddplaunch.protocol.results import STACKS_FILE, RunResult
+from ddplaunch.protocol.results import STACKS_FILE
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import FAILURE_PAGE, REPORT
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.protocol.results import WorkerExit
+    from ddplaunch.protocol.run_result import RunResult
 
 SCHEMA = 2
 """Version of the fields of report.json; files without ``schema`` are version 1."""
