@@ -18,6 +18,7 @@ from ddplaunch.features.gpus.records import GpuReading
 from ddplaunch.features.hangs import launcher as hang_watch
 from ddplaunch.features.hangs.examinations import Examination
 from ddplaunch.features.hangs.explanation import explain
+from ddplaunch.features.hangs.last_states import LastStates
 from ddplaunch.features.hangs.launcher import HangWatch
 from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
@@ -64,7 +65,8 @@ class Job:
         self.noted: list[str] = []
         note = lambda kind, *_, **__: self.noted.append(kind)  # noqa: E731
         self.posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self.watch = HangWatch(run_services(config, self._sent, folder, show, self.posted.put, note=note))
+        run = run_services(config, self._sent, folder, show, self.posted.put, note=note)
+        self.watch, self.at_end = HangWatch(run), LastStates(run)
         self.later(1)
 
     def _sent(self, order: Any) -> None:
@@ -111,11 +113,12 @@ class Job:
         """The answer of a node; ``gpu``: its GPU computes."""
         facts = NodeEvidence(host="gpu0", gpus=(GPU,)) if gpu else None
         found = replace(RANKS[rank], rank=int(node))
-        self.watch.on_report(int(node), (0, 1), WorkersExamined(0, self.number, (found,), facts))
+        for watch in (self.watch, self.at_end):
+            watch.on_report(int(node), (0, 1), WorkersExamined(0, self.number, (found,), facts))
 
     def stopped(self) -> None:
         """The user has stopped the job, after an examination that nobody asked for."""
-        self.watch.add_to_result(RunResult("job7", 0, "stopped", 1.0))
+        self.at_end.add_to_result(RunResult("job7", 0, "stopped", 1.0))
 
     def thread_ends(self) -> None:
         """A hang has been explained, or written."""
@@ -316,7 +319,7 @@ def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together(monkey
     waits = evidence(0, [*done(5), call(6)], world=2, is_running=False, window_s=0.0)
     is_late = evidence(1, done(5), world=2, host="gpu1", window_s=0.0, where="train.py:9 in load")
     result = AttemptResult(0, "failed", (lost, exit_(1)), 1.0)
-    whole = Job(monkeypatch, None, {}).watch.explain(
+    whole = Job(monkeypatch, None, {}).at_end.explain(
         result, [WorkersExamined(0, 0, (is_late,)), WorkersExamined(0, 0, (waits,))]
     )
     assert whole.collectives[0] == "rank 1 on gpu1 never joined all_reduce #6 of default_pg (3 floats)"
@@ -325,7 +328,7 @@ def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together(monkey
 
 def test_where_ranks_waited_is_known_when_a_node_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = evidence(0, [*done(5), call(6)], world=2, is_running=True, window_s=0.0, where="train.py:7")
-    whole = Job(monkeypatch, None, {}).watch.explain(
+    whole = Job(monkeypatch, None, {}).at_end.explain(
         AttemptResult(0, "stopped", (exit_(0),), 1.0), [WorkersExamined(0, 0, (waits,))]
     )
     assert whole.collectives == ("rank 0 waited in all_reduce #6 of default_pg (3 floats) since 14:47:37 (train.py:7)",)
@@ -333,4 +336,4 @@ def test_where_ranks_waited_is_known_when_a_node_is_lost(monkeypatch: pytest.Mon
 
 def test_sentences_of_an_agent_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     result = AttemptResult(0, "failed", (exit_(0),), 1.0, collectives=("made up",))
-    assert Job(monkeypatch, None, {}).watch.explain(result, []).collectives == ()
+    assert Job(monkeypatch, None, {}).at_end.explain(result, []).collectives == ()

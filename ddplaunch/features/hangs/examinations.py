@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.features.hangs.explanation import Explanation
+    from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.watches import ControlRequest, RunServices
     from ddplaunch.protocol.launcher_agent import Report
 
@@ -125,6 +126,13 @@ class Examination(Question):
                     kept_files.write_whole(text, page(self, found))
                     return text
         return None
+
+
+def tell(messages: UserMessages, found: Explanation, first: str, level: int, kind: str = "message") -> None:
+    """Show the line ``first``, which is about an event of this ``kind``, and below it what has been found."""
+    messages.show(first, level, kind)
+    for sentence in found.sentences:
+        messages.show(f"  {sentence}", level)
 
 
 # The files.

@@ -9,17 +9,16 @@ called stuck.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.errors import Level
-from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, RequestedExaminations
+from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, RequestedExaminations, tell
+from ddplaunch.features.hangs.last_states import LastStates
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import AttemptEnded
 from ddplaunch.text import duration, quote
 from ddplaunch.threads import post_from_thread
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from ddplaunch.features.hangs.explanation import Explanation
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import AttemptResult
-    from ddplaunch.protocol.run_result import RunResult
 
     _Explained = tuple[Explanation, Explanation | None]
     """What the job does; and, if ranks wait while others write output, who waits for whom all the same."""
@@ -62,7 +59,6 @@ class HangWatch(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._timeouts, self._folder, self._messages = run.config.timeouts, run.folder, run.messages
-        self._is_remote = not run.config.is_local
         self._send, self._post, self._note = run.send_to_all, run.post, run.note
         self.is_concluding = False
         self._load_at = time.monotonic() + _LOAD_S
@@ -83,7 +79,6 @@ class HangWatch(Watch):
         """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
         self._judged_at, self._judge_at = 0.0, NEVER  # When the reports were judged last, and are judged next.
         self._examine_from = 0.0  # The next examination begins no sooner.
-        self._at_stop = Examination(0, 0, NEVER, set())
 
     # Events.
 
@@ -162,7 +157,6 @@ class HangWatch(Watch):
         self._waiting_s, self._has_waiting = waiting_s, any(each.has_waiting for each in running)
 
     def _on_examined(self, index: int, event: WorkersExamined) -> None:
-        self._at_stop.take(index, self._participants, event)
         if self._examination and self._examination.take(index, self._participants, event):
             self._conclude(self._examination, time.monotonic())
 
@@ -349,45 +343,7 @@ class HangWatch(Watch):
         self._report(found, f"{since}: {said}", path)
 
     def _report(self, found: Explanation, first: str, path: Path | None) -> None:
-        self._tell(found, f"{first}{f'; all stacks: {path}' if path else ''}", Level.ALWAYS, "hang_reported")
-
-    def _tell(self, found: Explanation, first: str, level: int, kind: str = "message") -> None:
-        self._messages.show(first, level, kind)
-        for sentence in found.sentences:
-            self._messages.show(f"  {sentence}", level)
-
-    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
-        """Add what the ranks knew of the collective that has failed."""
-        known = [rank for each in evidence if isinstance(each, WorkersExamined) for rank in each.ranks]
-        if not known or result.outcome == "succeeded":
-            return replace(result, collectives=())
-        from ddplaunch.features.hangs.explanation import explain_failure
-
-        failures = first_failure.failures(result.exits)
-        causes = [exit_.rank for exit_ in failures if not first_failure.is_consequence(exit_)]
-        failed = [exit_.rank for exit_ in failures]
-        return replace(result, collectives=explain_failure(sorted(known, key=lambda each: each.rank), failed, causes))
-
-    def add_to_result(self, result: RunResult) -> RunResult:
-        """Show where the workers were, if the run was stopped when it had been quiet for long."""
-        if self._at_stop.ranks:
-            self._show_stopped()
-        return result
-
-    def page_lines(self, result: RunResult) -> Sequence[str]:
-        """Where the ranks were, if the last attempt was ended because it hung."""
-        if not result.attempts or not result.attempts[-1].hung:
-            return ()
-        from ddplaunch.features.hangs.wording import stuck_ranks
-
-        return stuck_ranks(result.attempts[-1], result.run_dir, is_remote=self._is_remote)
-
-    def _show_stopped(self) -> None:
-        found = self._at_stop.explained()
-        if found.job_state is not JobState.MOVING:
-            self._at_stop.attempt = self._attempt
-            path = self._at_stop.write(self._folder(), found)
-            self._tell(found, f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
+        tell(self._messages, found, f"{first}{f'; all stacks: {path}' if path else ''}", Level.ALWAYS, "hang_reported")
 
 
 def _explained(examination: Examination, *, is_wait_due: bool) -> _Explained:
@@ -398,4 +354,4 @@ def _explained(examination: Examination, *, is_wait_due: bool) -> _Explained:
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    return HangWatch(run), RequestedExaminations(run)
+    return HangWatch(run), RequestedExaminations(run), LastStates(run)
