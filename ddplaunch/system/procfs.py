@@ -90,6 +90,17 @@ def read_and_written(io: bytes) -> tuple[int, int] | None:
     return read, written
 
 
+def memory(meminfo: bytes) -> tuple[int, int] | None:
+    """Bytes of memory that the machine has, and that programs can still get, of the text of /proc/meminfo.
+
+    None: the kernel does not say it. A program can get what is MemAvailable: no other one then loses any.
+    """
+    found = dict(line.split(b":") for line in meminfo.splitlines() if line.count(b":") == 1)
+    if b"MemTotal" not in found or b"MemAvailable" not in found:
+        return None
+    return int(found[b"MemTotal"].split()[0]) * 1024, int(found[b"MemAvailable"].split()[0]) * 1024
+
+
 def open_files(pid: int | str) -> Iterator[str]:
     """What the descriptors of a process lead to: paths, or words like ``socket:[4711]``.
 

@@ -19,10 +19,11 @@ from ddplaunch.config import NO_LOGS, OutputConfig
 from ddplaunch.features.usage import agent as usage_sampling
 from ddplaunch.features.usage.agent import UsagePart
 from ddplaunch.features.usage.records import FROM_AGENT, MAX_SAMPLES, UsageSampled, UsageStarted, mean
-from ddplaunch.features.usage.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
+from ddplaunch.features.usage.usage_counters import KeptFile, ProcessFiles, network_bytes
 from ddplaunch.features.usage.usage_files import Clock
 from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
 from ddplaunch.protocol import wire
+from ddplaunch.system import procfs
 from tests.support.configs import agent_spec
 from tests.support.processes import wait_until
 from tests.support.usage import sample
@@ -151,9 +152,9 @@ def test_only_adapters_count_and_without_one_all_but_loopback() -> None:
     assert network_bytes(b"", frozenset()) == (None, None)
 
 
-def test_memory_in_use_is_what_is_not_available() -> None:
-    assert used_memory(b"MemTotal:  100 kB\nMemFree: 1 kB\nMemAvailable:  40 kB\n") == 60 * 1024
-    assert used_memory(b"MemTotal:  100 kB\n") is None
+def test_the_memory_of_the_machine_is_known_if_the_kernel_says_what_is_available() -> None:
+    assert procfs.memory(b"MemTotal:  100 kB\nMemFree: 1 kB\nMemAvailable:  40 kB\n") == (100 * 1024, 40 * 1024)
+    assert procfs.memory(b"MemTotal:  100 kB\n") is None
 
 
 def test_a_kept_file_is_read_whole(tmp_path: Path) -> None:

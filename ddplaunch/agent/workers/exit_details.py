@@ -19,6 +19,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
 from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, PACKAGE_ROOT
 from ddplaunch.protocol.results import WorkerError
+from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
@@ -247,10 +248,7 @@ def _oom_kill(text: str) -> int:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return procfs.read(str(path)).decode(errors="replace")
 
 
 # The end of an attempt on this node.

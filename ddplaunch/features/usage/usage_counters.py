@@ -106,7 +106,10 @@ def _own(stat: bytes) -> OwnCounters | None:
 
 
 class MachineCounters(NamedTuple):
-    """Of this machine: seconds in which CPUs were idle, in all; bytes of memory in use; bytes over the network."""
+    """Of this machine: seconds in which CPUs were idle, in all; bytes of memory in use; bytes over the network.
+
+    Memory in use is what programs cannot get without another losing some.
+    """
 
     idle_s: float | None
     memory_bytes: int | None
@@ -124,10 +127,10 @@ class MachineFiles:
 
     def read(self) -> MachineCounters:
         uptime = self._uptime.read().split()
+        memory = procfs.memory(self._meminfo.read())
+        used = memory[0] - memory[1] if memory else None
         received, sent = network_bytes(self._network.read_all(), self._adapters)
-        return MachineCounters(
-            float(uptime[1]) if len(uptime) > 1 else None, used_memory(self._meminfo.read()), received, sent
-        )
+        return MachineCounters(float(uptime[1]) if len(uptime) > 1 else None, used, received, sent)
 
     def close(self) -> None:
         for file in (self._uptime, self._meminfo, self._network):
@@ -140,13 +143,6 @@ def _adapters() -> frozenset[bytes]:
     with contextlib.suppress(OSError):
         return frozenset(os.fsencode(name) for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}/device"))
     return frozenset()
-
-
-def used_memory(meminfo: bytes) -> int | None:
-    """Bytes that programs cannot get without another losing some: all but MemAvailable."""
-    found = dict(line.split(b":") for line in meminfo.splitlines() if line.count(b":") == 1)
-    total, available = found.get(b"MemTotal"), found.get(b"MemAvailable")
-    return None if total is None or available is None else (int(total.split()[0]) - int(available.split()[0])) * 1024
 
 
 def network_bytes(net_dev: bytes, adapters: frozenset[bytes]) -> tuple[int | None, int | None]:

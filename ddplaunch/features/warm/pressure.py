@@ -21,11 +21,11 @@ def reason(root: str = "/") -> str:
 
 
 def _of_machine(base: Path) -> str:
-    fields = dict(re.findall(r"^(\w+): +([0-9]+) kB$", _read(base / "proc/meminfo"), re.MULTILINE))
-    if "MemAvailable" not in fields or "MemTotal" not in fields:
+    memory = procfs.memory(procfs.read(str(base / "proc/meminfo")))
+    if memory is None:
         return ""
-    available, total = int(fields["MemAvailable"]), int(fields["MemTotal"])
-    return f"only {available >> 10} MiB of memory were available" if available < _LEAST_PART * total else ""
+    total, available = memory
+    return f"only {available >> 20} MiB of memory were available" if available < _LEAST_PART * total else ""
 
 
 def _stalled(base: Path) -> str:
