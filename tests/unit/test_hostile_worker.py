@@ -44,7 +44,7 @@ ERROR = {
 WRONG: tuple[Any, ...] = (
     *(None, True, -1, 1 << 31, 1 << 62, 1 << 64, 10**30, 1e308, -1e308, float("nan"), float("inf"), 0, 1, 2.5),
     *("", "x" * 9000, "\x1b]0;evil\x07", "a\xa0b", "\u202e", "\ud83d", "\udcff", "a\nb", [], {}, [[]], {"a": 1}),
-    *([*range(100_000)], [*range(0, 200_000, 2), 1], [7, 3] * 40_000, "9" * 4000),
+    *([*range(20_000)], [*range(0, 6000, 2), 1], [7, 3] * 2000, "9" * 4000),
 )
 
 
@@ -142,11 +142,13 @@ def test_whatever_a_worker_says_its_node_is_not_given_up(seed: int, tmp_path: Pa
     assert_is_accepted(WorkersExamined(0, 1, tuple(of_group(job.group, second, first))))
 
 
-@pytest.mark.parametrize("ranks", [[*range(100_000)], [7, 3] * 40_000, [*range(1 << 16)], [7, 3] * (1 << 15)])
-def test_a_process_group_may_have_any_ranks(ranks: list[int]) -> None:
-    record = flight_record.parse(json.dumps(DUMP).encode(), {"0": ("all", ranks)})
-    evidence = RankEvidence(rank=0, local_rank=0, host="here", pid=PID, flight_record=record)
-    assert_is_accepted(WorkersExamined(0, 1, (evidence,)))
+def test_a_process_group_may_have_any_ranks() -> None:
+    """Also so many that they, or the text of them, are beyond the limit of a field."""
+    uneven = [*range(0, 200_000, 2), 1]
+    for ranks in ([*range(100_000)], [7, 3] * 40_000, uneven, [*range(1 << 16)], [7, 3] * (1 << 15)):
+        record = flight_record.parse(json.dumps(DUMP).encode(), {"0": ("all", ranks)})
+        evidence = RankEvidence(rank=0, local_rank=0, host="here", pid=PID, flight_record=record)
+        assert_is_accepted(WorkersExamined(0, 1, (evidence,)))
 
 
 @pytest.mark.parametrize("seed", range(40))
