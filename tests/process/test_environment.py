@@ -40,15 +40,22 @@ def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str | No
 
 
 def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -> None:
-    for seen in environs("--nproc-per-node", "2", "--gpus-per-proc", "1", env=FOUR, folder=tmp_path / "dump"):
+    """torchrun: test_run 19. The CPUs and the devices are shared out; how else: tests/unit/test_devices.py."""
+    workers = environs("--gpus-per-proc", "2", env=FOUR, folder=tmp_path / "dump")
+    for seen in workers:
         assert changed(environment(), seen).keys() == worker_environment.NAMES.keys() - BY_NETWORK
+        assert seen["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert [env["LOCAL_RANK"] for env in workers] == ["0", "1"]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in workers] == ["0,1", "2,3"]
 
 
 def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None:
     options = ("--nproc-per-node", "3", "--rdzv-id", "my.run", "--role", "trainer", "--max-restarts", "4")
     options += ("--signals-to-handle", "SIGTERM,SIGUSR2")
-    seen = environs(*options, "--log-dir", "/dev/null", folder=tmp_path / "dump")
+    given = {"OMP_NUM_THREADS": "5"}
+    seen = environs(*options, "--log-dir", "/dev/null", folder=tmp_path / "dump", env=given)
     for rank, env in enumerate(seen):
+        assert (env["OMP_NUM_THREADS"], env.get("CUDA_VISIBLE_DEVICES")) == ("5", None)
         assert [env[name] for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")] == [str(rank)] * 3
         assert [env[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")] == ["3"] * 3
         assert env["TORCHELASTIC_RUN_ID"] == "my.run"
@@ -60,16 +67,6 @@ def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None
 
 
 # CPUs.
-
-
-def test_the_cpus_are_shared_out_unless_the_user_has_said_otherwise(tmp_path: Path) -> None:
-    folder, cpus = tmp_path / "dump", len(os.sched_getaffinity(0))
-    shared = environs("--nproc-per-node", "2", folder=folder)
-    assert [env["OMP_NUM_THREADS"] for env in shared] == [str(max(1, cpus // 2))] * 2
-    given = environs("--nproc-per-node", "2", folder=folder, env={"OMP_NUM_THREADS": "5"})
-    assert [env["OMP_NUM_THREADS"] for env in given] == ["5", "5"]
-    (alone,) = environs("--nproc-per-node", "1", folder=folder)
-    assert "OMP_NUM_THREADS" not in alone
 
 
 def test_only_the_cpus_the_node_may_use_are_counted(tmp_path: Path) -> None:
@@ -85,32 +82,13 @@ def test_only_the_cpus_the_node_may_use_are_counted(tmp_path: Path) -> None:
 FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 
 
-@pytest.mark.parametrize(
-    ("options", "env", "local_ranks", "visible"),
-    [
-        ("--nproc-per-node 2", {}, "01", [None, None]),
-        ("", FOUR, "0123", ["0,1,2,3"] * 4),
-        ("", {"CUDA_VISIBLE_DEVICES": ""}, "0", [""]),
-        ("--gpus-per-proc 2", FOUR, "01", ["0,1", "2,3"]),
-        ("--virtual-local-rank --gpus 2,1", FOUR, "00", ["2", "1"]),
-        ("--virtual-local-rank --nproc-per-node 2", {}, "00", ["0", "1"]),
-    ],
-)
-def test_each_worker_sees_the_devices_it_was_given(
-    options: str, env: dict[str, str], local_ranks: str, visible: list[str | None], tmp_path: Path
-) -> None:
-    """torchrun: test_run 19."""
-    seen = environs(*options.split(), folder=tmp_path / "dump", env=env)
-    assert [env["LOCAL_RANK"] for env in seen] == list(local_ranks)
-    assert [env.get("CUDA_VISIBLE_DEVICES") for env in seen] == visible
-    assert [env["RANK"] for env in seen] == [str(rank) for rank in range(len(seen))]
-
-
-def test_a_forked_worker_sees_its_own_device_before_the_script_runs(tmp_path: Path) -> None:
+def test_a_forked_worker_sees_its_own_device_and_the_store_on_loopback_before_the_script_runs(tmp_path: Path) -> None:
     finished = run("--virtual-local-rank", DUMP, tmp_path, env={"CUDA_VISIBLE_DEVICES": "6,4"})
     assert finished.returncode == 0, finished.err
-    seen = [seen["environ"] for seen in dumped(tmp_path)]
-    assert [(env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) for env in seen] == [("0", "6"), ("0", "4")]
+    seen = dumped(tmp_path)
+    found = [(each["environ"]["LOCAL_RANK"], each["environ"]["CUDA_VISIBLE_DEVICES"]) for each in seen]
+    assert found == [("0", "6"), ("0", "4")]
+    assert [(each["environ"]["MASTER_ADDR"], each["listeners"]) for each in seen] == [("127.0.0.1", ["0100007F"])] * 2
 
 
 @pytest.mark.parametrize(
@@ -141,9 +119,10 @@ def test_without_python_a_program_gets_the_same_environment() -> None:
 
 def test_the_old_argument_comes_first_and_is_the_real_local_rank(start_method: str, tmp_path: Path) -> None:
     """torchrun: launch_test 1."""
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--pass-local-rank", "--virtual-local-rank")
-    finished = run(*options, DUMP, tmp_path, "--local-rank=9", "$local_rank", "pa$$word", "${local_rank}")
+    options = ("--start-method", start_method, "--gpus", "2,1", "--pass-local-rank", "--virtual-local-rank")
+    finished = run(*options, DUMP, tmp_path, "--local-rank=9", "$local_rank", "pa$$word", "${local_rank}", env=FOUR)
     assert finished.returncode == 0, finished.err
+    assert [seen["environ"]["CUDA_VISIBLE_DEVICES"] for seen in dumped(tmp_path)] == ["2", "1"]
     given = [str(tmp_path), "--local-rank=9", "$local_rank", "pa$$word", "${local_rank}"]
     assert [seen["argv"] for seen in dumped(tmp_path)] == [["--local-rank=0", *given], ["--local-rank=1", *given]]
 
@@ -159,14 +138,6 @@ def test_another_interpreter_runs_the_script(tmp_path: Path) -> None:
 
 
 # The store.
-
-
-def test_the_store_is_there_before_the_workers_and_on_loopback_only(tmp_path: Path) -> None:
-    finished = run("--nproc-per-node", "2", DUMP, tmp_path)
-    assert finished.returncode == 0, finished.err
-    for seen in dumped(tmp_path):
-        assert seen["environ"]["MASTER_ADDR"] == "127.0.0.1"
-        assert seen["listeners"] == ["0100007F"]
 
 
 @pytest.mark.torch

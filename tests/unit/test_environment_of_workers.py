@@ -110,6 +110,24 @@ def test_the_cpus_are_shared_out() -> None:
     golden.check_answers("threads_of_workers", threads)
 
 
+@pytest.mark.parametrize(
+    ("visible", "fields", "devices"),
+    [
+        (None, {"nproc_per_node": 2}, (None, 2)),
+        ("0,1,2,3", {}, (None, 4)),
+        ("", {}, (None, 1)),
+        (None, {"nproc_per_node": 2, "virtual_local_rank": True}, ((("0",), ("1",)), 2)),
+    ],
+)
+def test_devices_are_assigned_only_where_an_option_asks_for_it(
+    visible: str | None, fields: dict[str, Any], devices: tuple[Any, int]
+) -> None:
+    """Options that name or share out devices: tests/process/test_environment.py."""
+    inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    placement = place_workers(replace(SPEC, workers=WorkerConfig(**fields)), inherited)
+    assert (placement.devices, placement.local_world_size) == devices
+
+
 # A worker that a scheduler started by itself: slurm/test_srun.py and ssh/test_mpi.py have real ones.
 
 
