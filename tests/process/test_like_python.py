@@ -249,12 +249,13 @@ def test_a_module_that_is_not_there_is_told_of_in_pythons_words(start_method: st
 
 
 SOURCES = {
-    "cookie.py": b"# -*- coding: latin-1 -*-\nprint(ascii('\xe9\xff'))\n",
-    "bom_and_crlf.py": b"\xef\xbb\xbfprint(ascii('\xc3\xa9'))\r\nif __name__ == '__main__':\r\n    print('main')\r\n",
-    "docstring.py": b'"""What it is."""\nfrom __future__ import annotations\nx: int\nprint(__doc__, __annotations__)\n',
-    "no_future.py": b"def f(x: int): ...\nprint(f.__annotations__, __annotations__)\n",
-    "no_newline.py": b"print(len(globals()), sorted(vars()))",
+    "cookie_and_future.py": b'# -*- coding: latin-1 -*-\n"""What it is."""\nfrom __future__ import annotations\n'
+    b"x: int\nprint(__doc__, __annotations__, ascii('\xe9\xff'), len(globals()))\nprint(sorted(vars()))",
+    "bom_and_crlf.py": b"\xef\xbb\xbfdef f(x: int): ...\r\nprint(f.__annotations__, __annotations__)\r\n"
+    b"if __name__ == '__main__':\r\n    print('main', ascii('\xc3\xa9'), len(globals()))\r\n",
 }
+"""The first ends without a newline; the second has no ``from __future__``, which ours must not pass on to it."""
+
 BAD_SOURCES = {
     "bad_syntax.py": b"import os\n\ndef f(:\n    pass\n",
     "bad_encoding.py": b"print('\xff')\n",
