@@ -39,6 +39,7 @@ _started = 0
 
 # Machines are shared and noisy: no example is timed. Each run draws others, so half of the usual number is enough.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("few", deadline=None, max_examples=2)  # Where the same tests run a second time.
 hypothesis.settings.load_profile("untimed")
 
 
