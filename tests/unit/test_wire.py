@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -83,10 +84,12 @@ LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
 """Values within each limit of a field."""
 
 
+@functools.cache
 def hints(record: type) -> dict[str, Any]:
     return typing.get_type_hints(record, include_extras=True)
 
 
+@functools.cache
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation, as far as records use them."""
     if dataclasses.is_dataclass(kind):
