@@ -215,8 +215,9 @@ if any("agent.main" in word for word in sys.orig_argv):
 """
 
 
-@pytest.mark.parametrize("method", ["run_due", "on_event"])
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("nodes", "method"), [(1, "run_due"), (1, "on_event"), pytest.param(2, "on_event", marks=pytest.mark.slow)]
+)
 def test_a_bug_in_a_part_of_an_agent_ends_the_run_in_order(tmp_path: Path, method: str, nodes: int) -> None:
     """Workers get SIGTERM, and time; the launcher says what has happened, and where."""
     (tmp_path / "sitecustomize.py").write_text(BROKEN_PART)

@@ -90,12 +90,13 @@ PHASES = (when_launcher_listens, when_torch_is_imported, when_workers_start, whe
 @pytest.mark.parametrize(
     ("start_method", "phase"),
     [
-        *(("spawn", phase) for phase in PHASES),
+        *(("spawn", phase) for phase in PHASES if phase is not when_workers_run),
         ("forkserver", when_torch_is_imported),
         ("forkserver", when_workers_start),
     ],
 )
 def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[Running], None]) -> None:
+    """While workers run: the test of each stop signal."""
     env = SLOW_IMPORT if phase is when_torch_is_imported else None
     running = start("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS, env=env)
     phase(running)
