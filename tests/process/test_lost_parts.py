@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import children, command_line, is_alive, pids_with, wait_until
-from tests.support.runs import PROGRAMS, ROOT, SLOW_IMPORT, Finished, Running, start
+from tests.support.runs import PROGRAMS, SLOW_IMPORT, Finished, Running, environment, start
 
 PRINT_SIGNALS = PROGRAMS / "print_signals.py"
 EXIT_WITH = PROGRAMS / "exit_with.py"
@@ -223,7 +223,7 @@ def test_a_bug_in_a_part_of_an_agent_ends_the_run_in_order(tmp_path: Path, metho
     (tmp_path / "sitecustomize.py").write_text(BROKEN_PART)
     trigger = tmp_path / "break"
     options = ("--nproc-per-node", "2") if nodes == 1 else ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1")
-    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "BREAK": str(trigger), "IN": method}
+    env = {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}", "BREAK": str(trigger), "IN": method}
     running = start(*options, PRINT_SIGNALS, "0.2", env=env)
     running.wait_for(r"ready \(pid", 2)
     trigger.touch()

@@ -296,7 +296,8 @@ def test_neither_an_import_nor_the_last_call_counts_as_time_to_join(port: int, s
     script.write_text(WAIT)
     conf = ("--rdzv-conf", "join_timeout=4,last_call_timeout=5")
     options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--preload", "slow_module", *conf)
-    alone = node(port, script, *options, env={"PYTHONPATH": str(tmp_path), "QUICK": "1"}).finish()
+    env = {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}", "QUICK": "1"}
+    alone = node(port, script, *options, env=env).finish()
     assert alone.returncode == 0, alone.err
     assert "runs 0 1 0" in alone.out
 
