@@ -11,7 +11,7 @@ from ddplaunch import features
 from ddplaunch.cluster.hostfile import read_hostfile, read_input
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, parse_hosts
 from ddplaunch.errors import OptionError, UsageError
-from ddplaunch.rows import HOSTS, REAL_RUN, SSH, Option, flag, parse_positive_seconds, parse_whole
+from ddplaunch.rows import HOSTS, REAL_RUN, Option, parse_positive_seconds
 from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
@@ -81,40 +81,6 @@ ROWS = (
         parse=transports.parse,
         only=(REAL_RUN, HOSTS),
         completes="ddplaunch.transport.transports:of_hosts",
-    ),
-    Option("--ssh-user", "NAME", "Login name, like ssh -l.", sets="remote.user", only=(SSH,)),
-    Option(
-        "--ssh-port",
-        "PORT",
-        "Port of the SSH server, like ssh -p.",
-        sets="remote.port",
-        parse=parse_whole,
-        only=(SSH,),
-    ),
-    Option(
-        "--ssh-identity",
-        "FILE",
-        "File of the private key, like ssh -i.",
-        sets="remote.identity",
-        only=(SSH,),
-        completes="file",
-    ),
-    Option(
-        "--ssh-config",
-        "FILE",
-        "SSH configuration file, like ssh -F.",
-        sets="remote.config",
-        only=(SSH,),
-        completes="file",
-    ),
-    flag("--ssh-accept-new", "Accept and store the keys of unknown hosts.", sets="remote.accept_new", only=(SSH,)),
-    Option(
-        "--connect-timeout",
-        "TIME",
-        "Time for one attempt to connect. Default: 15 s.",
-        sets="remote.connect_timeout_s",
-        parse=parse_positive_seconds,
-        only=(SSH,),
     ),
     Option(
         "--start-timeout",

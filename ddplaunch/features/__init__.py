@@ -64,6 +64,7 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
+    Feature("ssh", ("tables",)),
     Feature("redraws", ("launcher",), declares=False),
     Feature("tracebacks", ("launcher",), declares=False),
     Feature("collect_logs", ("launcher", "records", "after_end"), (), ("text",), "output.collect_logs"),

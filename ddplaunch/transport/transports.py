@@ -23,14 +23,6 @@ TABLE: tuple[TransportRow, ...] = (
         way="here",
         keeps_warm=True,
     ),
-    TransportRow(
-        name="ssh",
-        code="ddplaunch.transport.ssh.handle:SshTransport",
-        way="over SSH",
-        keeps_warm=True,
-        login="ssh HOST",
-        takes_logins=True,
-    ),
     *features.listed("TRANSPORTS", "tables"),
 )
 

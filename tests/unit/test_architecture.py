@@ -57,7 +57,7 @@ HOMES = {
     "torch": {"rendezvous", "worker", "features"},
     "pynvml": {"system", "features/gpus"},
     "psutil": {"agent", "system", "features"},
-    "paramiko": {"transport/ssh"},
+    "paramiko": {"features/ssh"},
 }
 """Every package that is not the standard library's or ours, and the only rooms that may import it."""
 

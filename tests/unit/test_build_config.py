@@ -23,6 +23,7 @@ def config(*argv: str) -> LaunchConfig:
     return main.command.main([*argv, "x.py"], prog_name="ddplaunch", standalone_mode=False)
 
 
+@pytest.mark.features
 def test_where_several_nodes_meet():
     """torchrun: rendezvous 1, 5, 6, 8."""
     golden.check_answers("meeting_places", command_lines.told)
@@ -118,6 +119,7 @@ def test_an_option_without_effect_is_refused(settings: dict[str, Any], words: st
         ddplaunch.launch(config)
 
 
+@pytest.mark.features
 @pytest.mark.parametrize("name", ["local", "teleport"])
 def test_hosts_are_reached_by_a_transport_to_hosts(name: str) -> None:
     config = launch_config(script="x.py", hosts=HOSTS, remote=RemoteConfig(transport=name))

@@ -40,7 +40,6 @@ from ddplaunch.protocol.results import AttemptResult, HealthFinding, WorkerExit
 from ddplaunch.transport.command_handle import CommandHandle
 from ddplaunch.transport.handle import AgentHandle
 from ddplaunch.transport.local import LocalHandle
-from ddplaunch.transport.ssh.handle import SshHandle
 
 NOT_RECEIVED = {
     run_result.Injected,
@@ -150,6 +149,8 @@ OWN = (RunIdAgreed("a"), FirstRoundFormed(("a", "b")), ReportOfNode(0, (0,), Wor
 
 @pytest.mark.parametrize("record", OWN, ids=lambda record: type(record).__name__)
 def test_an_agent_on_another_machine_cannot_speak_for_the_run(record: object) -> None:
+    from ddplaunch.features.ssh.handle import SshHandle
+
     for handle in (AgentHandle, CommandHandle, SshHandle):
         with pytest.raises(wire.ProtocolError, match="not a record"):
             wire.decode(wire.encode(record), handle.accepted)

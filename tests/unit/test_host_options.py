@@ -52,6 +52,7 @@ def test_hosts_and_another_place_to_meet_exclude_each_other(named_by: str, place
         config(named_by, "a,b", *place)
 
 
+@pytest.mark.features
 def test_what_workers_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     (tmp_path / "env").write_text("A=1\nB=2\n")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
+from ddplaunch.features.ssh.known_hosts import KnownHosts, host_names
 from tests.support import golden
 
 ED, RSA = "ssh-ed25519", "ssh-rsa"

@@ -153,6 +153,7 @@ def test_equal_failures_are_one_line_and_equal_hints_too():
     ]
 
 
+@pytest.mark.features
 def test_neither_the_launcher_nor_its_ssh_modules_load_paramiko_by_themselves():
-    code = "import sys, ddplaunch.launcher.run, ddplaunch.transport.ssh.handle; sys.exit('paramiko' in sys.modules)"
+    code = "import sys, ddplaunch.launcher.run, ddplaunch.features.ssh.handle; sys.exit('paramiko' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,9 +6,9 @@ import threading
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
+from ddplaunch.features.ssh.connections import Connections
+from ddplaunch.features.ssh.handle import SshHandle
 from ddplaunch.transport.handle import AgentConnected
-from ddplaunch.transport.ssh.connections import Connections
-from ddplaunch.transport.ssh.handle import SshHandle
 from tests.support.connecting import echo_start
 
 events = queue.SimpleQueue()

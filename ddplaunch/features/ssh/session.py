@@ -13,11 +13,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.ssh.config import ALGORITHMS_HINT, choose_algorithms
+from ddplaunch.features.ssh.keys import KeyRing, log_in
+from ddplaunch.features.ssh.known_hosts import KnownHosts, host_names
+from ddplaunch.features.ssh.sockets import close_stream
 from ddplaunch.transport.failures import ConnectFailed
-from ddplaunch.transport.ssh.config import ALGORITHMS_HINT, choose_algorithms
-from ddplaunch.transport.ssh.keys import KeyRing, log_in
-from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
-from ddplaunch.transport.ssh.sockets import close_stream
 
 if TYPE_CHECKING:
     import socket
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     import paramiko
 
-    from ddplaunch.transport.ssh.config import HostConfig
-    from ddplaunch.transport.ssh.known_hosts import KeyCheck
+    from ddplaunch.features.ssh.config import HostConfig
+    from ddplaunch.features.ssh.known_hosts import KeyCheck
 
 _POLL_S = 30.0
 """Seconds after which paramiko's thread interrupts its reading; paramiko's default is 0.1."""

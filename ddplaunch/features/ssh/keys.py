@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import paramiko
 
-    from ddplaunch.transport.ssh.config import HostConfig
+    from ddplaunch.features.ssh.config import HostConfig
 
 _PUBLIC_TYPES = ("ssh-", "ecdsa-", "sk-", "webauthn-")
 _SECURITY_KEYS = ("sk-", "webauthn-")

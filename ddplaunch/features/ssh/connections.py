@@ -15,13 +15,13 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.config import RemoteConfig
+from ddplaunch.features.ssh import session, sockets
+from ddplaunch.features.ssh.config import ConfigError, HostConfig, resolve
+from ddplaunch.features.ssh.keys import KeyRing
+from ddplaunch.features.ssh.known_hosts import KnownHosts
 from ddplaunch.protocol import first_failure
 from ddplaunch.threads import OncePerKey
 from ddplaunch.transport.failures import ConnectFailed
-from ddplaunch.transport.ssh import session, sockets
-from ddplaunch.transport.ssh.config import ConfigError, HostConfig, resolve
-from ddplaunch.transport.ssh.keys import KeyRing
-from ddplaunch.transport.ssh.known_hosts import KnownHosts
 
 if TYPE_CHECKING:
     import socket

@@ -18,7 +18,7 @@ from ddplaunch.transport.failures import ConnectFailed
 if TYPE_CHECKING:
     import paramiko
 
-    from ddplaunch.transport.ssh.config import HostConfig
+    from ddplaunch.features.ssh.config import HostConfig
 
 _MAX_ATTEMPTS = 3
 """Attempts after failures that may be temporary: an sshd that restarts, a busy name server."""

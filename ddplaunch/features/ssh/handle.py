@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import threading
 import time
 from collections import deque
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.errors import LaunchError
+from ddplaunch.features.ssh.connections import MAX_LOGINS, Connections
+from ddplaunch.features.ssh.session import close_now, transport_deadline
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import limits
@@ -21,8 +26,6 @@ from ddplaunch.threads import in_thread
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import ConnectFailed, HostFailure
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
-from ddplaunch.transport.ssh.connections import MAX_LOGINS, Connections
-from ddplaunch.transport.ssh.session import close_now, transport_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,8 +280,13 @@ class SshTransport(Transport):
         """Connect to no host yet.
 
         Raises:
-            LaunchError: this machine allows too few open files for so many hosts.
+            LaunchError: paramiko is not installed, or this machine allows too few open files for so many hosts.
         """
+        if find_spec("paramiko") is None:
+            raise LaunchError(
+                "hosts are reached over SSH with the Python package paramiko, which is not installed",
+                f"Run `{sys.executable} -m pip install paramiko`; a run without --hosts does not need it.",
+            )
         super().__init__(config, *others)
         hosts = len(config.hosts)
         limits.raise_open_files(hosts + 4 * MAX_LOGINS + 64, plural(hosts, "host"))
