@@ -21,12 +21,44 @@ user sees   "HOST has not answered for    the same, but then "the     "HOST (nod
             HOST", "HOST (node 1) is      again" at last
             lost; starting the workers
             again"
-exit code   84 below MIN nodes            the same                    84 if MIN is MAX, else 83    84, or that of the
-while                                                                 after 600 s below MIN        node's own worker
-running
-between     the same                      the same                    83 after 600 s below MIN     83
-attempts
 ==========  ============================  ==========================  ===========================  ===================
+
+What follows if workers run. ``tests/process/test_loss_cases.py`` walks this table with real processes: it starts each
+run on so many hosts, ends one node at once, and looks at the number of nodes of the next attempt, the exit code and the
+page. The last column names the tests in which a real host is lost like that.
+
+=====  ========  =====  ======  ==================  ====  ======================================  ================
+leads  --nnodes  hosts  lost    next attempt        code  failure page                            tests/ssh/test_*
+=====  ========  =====  ======  ==================  ====  ======================================  ================
+one    2         3      other   2, with the spare   0     no page                                 job
+one    2         3      serves  2, with the spare   0     no page                                 cut_off
+one    1         2      only    1, the spare        0     no page
+one    2:3       3      other   2                   0     no page                                 cut_off
+one    2:3       3      serves  2                   0     no page                                 job
+one    3:4       3      other   none: below MIN     84    REASON
+one    2         2      other   none                84    REASON                                  job
+one    2         2      serves  none                84    REASON
+one    1         1      only    none                84    no page, but error: REASON
+each   1:2       2      other   1                   0     no page                                 self_organised
+each   1:2       3      other   2, with who waited  0     no page
+each   2         3      other   2, with who waited  0     no page
+each   2         2      other   none                84    HOST (node 1) is lost                   self_organised
+each   2:3       2      other   none: below MIN     83    after N s only these nodes have joined
+each   1:2       2      serves  none                84    the rendezvous at HOST:PORT is lost     self_organised
+each   2         2      serves  none                84    the rendezvous at HOST:PORT is lost
+=====  ========  =====  ======  ==================  ====  ======================================  ================
+
+leads: one launcher leads all nodes, or each node has a launcher. hosts: those of ``--hosts``, or that have started
+ddplaunch; with more than MAX there are spares, or nodes that wait. The page begins so; REASON: how the launcher has
+noticed it. Where each node has a launcher, all that are left end with this code and this page. No case is a restart.
+A single node that is lost has reported nothing for a page. Between two attempts it is the same, but where each node has
+a launcher 83 in place of 84 (steps 2 and 3 below).
+
+Who decides a row, and so where it is changed: if one launcher leads, ``LostNodes._continue_or_fail`` here and
+``Participants.continue_without``. If each node has one, ``Coordinator._too_few`` says whether the run can go on,
+``Coordinator.has_enough`` and ``_is_complete`` when the next attempt begins; 83 is
+``RendezvousClient.too_few_error``. If the node that served is lost, ``MultiNodeRendezvous.finish_round``. The code 84
+is made of the result in ``launcher/outcome.py``; ``failure_page.page`` shows it.
 
 Where one launcher leads, the end of the run waits for the sweep of the host, up to 20 s after the loss, and then
 says "left: unknown on HOST", also if the job has succeeded without it. If the launcher's own machine is lost,

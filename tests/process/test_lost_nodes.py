@@ -61,17 +61,6 @@ def test_the_rendezvous_moves_when_the_node_that_serves_it_is_lost(job: Job) -> 
     assert "\nleft:     nothing" in finished.err
 
 
-def test_a_spare_replaces_the_only_node(job: Job) -> None:
-    job.start("--nnodes", "1", "--hosts", "a,b")
-    job.running.wait_for("rank 0 of 1 in round 0")
-    os.kill(job.agents()[0], signal.SIGKILL)
-    job.running.wait_for("rank 0 of 1 in round 1")
-    job.end()
-    finished = job.running.finish()
-    assert finished.returncode == 0, finished.err
-    assert "b replaces a" in finished.err
-
-
 def test_a_rendezvous_process_that_is_killed_is_replaced(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")

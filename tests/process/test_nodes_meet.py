@@ -147,36 +147,6 @@ def test_node_rank_decides_the_order(port: int, script: Path):
     assert "was stopped" in other.err
 
 
-def test_a_lost_node_ends_a_job_of_fixed_size_and_is_named(port: int, script: Path):
-    script.write_text(WAIT)
-    options = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-conf", "keep_alive_interval=0.5")
-    first = node(port, script, *options)
-    first.wait_for("waiting at")
-    second = node(port, script, *options)
-    for each in (first, second):
-        each.wait_for("runs")
-    os.kill(second.agent_pid(), signal.SIGKILL)
-    assert second.finish().returncode == 84
-    done = first.finish()
-    assert done.returncode == 84
-    assert "(node 1) is lost" in done.err
-
-
-def test_the_end_of_the_serving_node_ends_the_job_and_says_so(port: int, script: Path):
-    script.write_text(WAIT)
-    options = ("--nnodes", "2", "--nproc-per-node", "1")
-    first = node(port, script, *options)
-    first.wait_for("waiting at")
-    second = node(port, script, *options)
-    for each in (first, second):
-        each.wait_for("runs")
-    os.kill(first.agent_pid(), signal.SIGKILL)
-    first.finish()
-    done = second.finish()
-    assert done.returncode == 84
-    assert f"the rendezvous at 127.0.0.1:{port} is lost" in done.err
-
-
 def test_elastic_a_node_leaves_and_another_comes_without_using_up_restarts(port: int, script: Path):
     """torchrun: test_run 7; agent_api_test 7; rendezvous 11."""
     script.write_text(WAIT)

@@ -15,7 +15,7 @@ def is_over() -> bool:
 def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     is_stub = torch.__version__ == "stub"
-    if is_stub:
+    if is_stub and size > 1:  # Of a single worker nobody serves the store.
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         store.add("here", 1)
         while store.add("here", 0) < size:
@@ -23,7 +23,7 @@ def main() -> None:
         store.add("met", 1)
         while rank == 0 and store.add("met", 0) < size:  # The store ends with the workers of its node.
             time.sleep(0.01)
-    else:
+    elif not is_stub:
         dist.init_process_group("gloo")
         assert (rank, size) == (dist.get_rank(), dist.get_world_size())
     logs = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
