@@ -1,6 +1,29 @@
 """All options of the command line, by the headings of the help page: those of the core, and what features bring.
 
 A row says all about an option. ``build_config`` applies those that set a field, and decides about the others.
+
+An option has three places: its field, its row, and its use. The row stands here, in ``host_options`` (other machines),
+in ``rendezvous_options`` (nodes and how they meet), or in ``rows`` of a feature's package. Who uses the value says
+which class in ``config`` or ``timeouts`` has the field; the value is then there already:
+
+=======================  ========================================  ====================================================
+who uses it              the field is in                           where it is found
+=======================  ========================================  ====================================================
+launcher                 ``LaunchConfig``, ``RemoteConfig``        ``config``; in a watch ``RunServices.config``
+launcher and agent       ``AgentConfig``, ``OutputConfig``,        the same; and ``spec``, the ``AgentSpec`` of the
+                         ``TimeoutConfig``                         agent; in a part ``NodeServices.spec``
+agent, for its workers   ``WorkerConfig``                          ``spec.workers``
+forkserver, and its      ``WorkerConfig``                          ``server.workers`` in ``worker.forkserver``; in a
+forks before the script                                            fork ``_become`` has it, by whatever way it starts
+script                   ``WorkerConfig``                          a variable: ``worker_environ`` in
+                                                                   ``protocol.environment``; of a feature
+                                                                   ``Part.worker_environ``
+a feature in a worker    ``WorkerConfig``, or no field             the text that ``Part.for_worker`` returns for it
+=======================  ========================================  ====================================================
+
+One kind has more places: where each node has a launcher with options of its own, the nodes may have to agree on one
+value. The agent of the node that serves passes it to the coordinator in ``MemberSpec``, and ``RoundFormed`` tells it to
+all, as ``max_restarts``.
 """
 
 from __future__ import annotations
