@@ -38,6 +38,7 @@ class Feature(NamedTuple):
     ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs of a node's workers for ``numa_binding``.
     ``tables``: rows, of the classes in ``rows``, for two tables of the core: ``SCHEDULERS`` (``cluster.schedulers``)
     and ``TRANSPORTS`` (``transport.transports``). Each start of the command imports it.
+    ``hints``: ``hint(first, is_dry_run)`` returns what the user can do about a worker's failure; empty: not known.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
     and ``FROM_LAUNCHER`` what a command and a launcher say over the control socket.
@@ -84,6 +85,7 @@ FEATURES = (
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
     Feature("host_filter", ("hosts",)),
     Feature("numa", ("cpus",)),
+    Feature("hints", ("hints",), declares=False),
     Feature("other_schedulers", ("tables",), declares=False),
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),

@@ -10,9 +10,9 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import INTERNAL, NODE_LOST
-from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.text import clock, escape, fold_ints, grouped, quote, ranks
@@ -81,7 +81,7 @@ def _hint(
     if early:
         return _EARLY_EXIT_HINT
     if first:
-        return hints.hint(first, is_dry_run)
+        return next(filter(None, (module.hint(first, is_dry_run) for module in features.loaded("hints"))), "")
     return _HANG_HINT if attempt and attempt.hung else ""
 
 
