@@ -66,6 +66,7 @@ class Feature(NamedTuple):
 
 FEATURES = (
     Feature("ssh", ("tables",)),
+    Feature("node_progress", ("launcher",), declares=False),
     Feature("redraws", ("launcher",), declares=False),
     Feature("tracebacks", ("launcher",), declares=False),
     Feature("collect_logs", ("launcher", "records", "after_end"), (), ("text",), "output.collect_logs"),

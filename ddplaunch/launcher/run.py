@@ -21,7 +21,6 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.lost_nodes import LostNodes
-from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
@@ -121,7 +120,7 @@ class Run:
             ask=watches.on_request,
         )
         watches.begin(services)
-        parts: tuple[Timed, ...] = (NodeProgress(participants, messages), shutdown, nodes, *watches.all)
+        parts: tuple[Timed, ...] = (shutdown, nodes, *watches.all)
         self._timers = Timers(pings, parts, mailbox, self._on_timer_failed)
 
     # The loop.

@@ -20,10 +20,10 @@ from ddplaunch.errors import INTERNAL, LaunchError
 from ddplaunch.features.collect_logs import records as collect_logs
 from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.hangs.launcher import HangWatch
+from ddplaunch.features.node_progress.launcher import NodeProgress
 from ddplaunch.features.usage import records as usage
 from ddplaunch.launcher import pings, setup
 from ddplaunch.launcher.display.console import Console
-from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.record_checks import RecordChecks
 from ddplaunch.launcher.run import Run

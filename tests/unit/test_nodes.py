@@ -15,10 +15,10 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.features.hangs.records import WorkerActivity
+from ddplaunch.features.node_progress.launcher import NodeProgress
 from ddplaunch.features.slurm.launcher import NodeWatch
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.lost_nodes import LostNodes
-from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.launcher.nodes import Node, NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.protocol.launcher_agent import (

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.features.node_progress.launcher import NodeProgress
 from ddplaunch.launcher.display import console
 from ddplaunch.launcher.display.console import Console, Progress
 from ddplaunch.launcher.display.line_prefix import Style
-from ddplaunch.launcher.node_progress import NodeProgress
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import participants_of

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import Level
 from ddplaunch.launcher.nodes import SWEEP_S, NodeState
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.participants import Participants
+    from ddplaunch.launcher.watches import RunServices
 
 _SWEEP_SHOWN_S = 2.0
 _LOOK_S = 0.5
 """Seconds between two looks at all nodes, during a sweep."""
 
 
-class NodeProgress:
+class NodeProgress(Watch):
     """Shows the nodes that connect, and that only sweeps keep the run from its end: a host without power is silent."""
 
     def __init__(self, participants: Participants, messages: UserMessages) -> None:
@@ -63,3 +65,8 @@ class NodeProgress:
             self._show(f"{what}, for up to {SWEEP_S:g} s", Level.NORMAL)
             self._look_at = NEVER
         return self._look_at
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    return (NodeProgress(run.participants, run.messages),)
