@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from pathlib import Path
+from unittest import mock
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, RemoteConfig
+from ddplaunch.protocol.launcher_agent import Pong, SweepRun
+from ddplaunch.transport import agent_process
 from ddplaunch.transport.command_handle import CommandTransport
-from ddplaunch.transport.handle import FromNode, discard_output
+from ddplaunch.transport.handle import ChannelClosed, FromNode, discard_output
+from ddplaunch.transport.local import LocalHandle
 from tests.support import runs
+from tests.support.processes import is_alive, wait_until
 
 PROGRAM = Path(runs.__file__).parent / "programs" / "shell_transport.py"
 
@@ -43,3 +49,45 @@ def test_a_command_that_does_not_start_the_agent_is_given_up() -> None:
         handle.close()
     assert isinstance(posted_by, FromNode)
     assert "sh did not start the agent within 0.5 s: no answer yet" in str(posted_by.event)
+
+
+def started(command: str, posted: queue.SimpleQueue[object]) -> LocalHandle:
+    """The handle of an agent that is ``command``, for a shell."""
+    with mock.patch.object(agent_process, "COMMAND", ("sh", "-c", f"exec {command}")):
+        return LocalHandle(agent_process.start(os.environ), posted.put, discard_output)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_an_agent_that_does_not_read_delays_no_other_one_and_nothing_of_it_is_left() -> None:
+    before, heard, nothing = open_files(), queue.SimpleQueue[object](), queue.SimpleQueue[object]()
+    deaf, echo = started("sleep 1000", nothing), started("cat", heard)
+    try:
+        for _ in range(200):  # Far more than the pipe holds.
+            deaf.send(SweepRun("x" * 100_000, ()))
+        pings = [Pong(float(number)) for number in range(100)]
+        for ping in pings:
+            echo.send(ping)
+        assert [heard.get(timeout=60) for _ in pings] == pings
+        assert nothing.empty()
+    finally:
+        deaf.kill()
+        codes = [handle.close() for handle in (deaf, echo)]
+    assert codes == [-9, 0]
+    assert [nothing.get(timeout=60), heard.get(timeout=60)] == [ChannelClosed(), ChannelClosed()]
+    assert not any(is_alive(handle._process.pid) for handle in (deaf, echo))
+    del deaf, echo  # ``Popen`` closes what is left of its pipes.
+    wait_until(lambda: open_files() == before)
+
+
+def test_what_was_sent_before_the_end_arrives_in_its_order() -> None:
+    heard = queue.SimpleQueue[object]()
+    echo = started("cat", heard)
+    sent = [Pong(float(number)) for number in range(5000)]  # More than the pipes hold.
+    for record in sent:
+        echo.send(record)
+    assert echo.close(60.0) == 0
+    assert [heard.get(timeout=60) for _ in sent] == sent
+    assert heard.get(timeout=60) == ChannelClosed()
