@@ -21,6 +21,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
         compile_on_cpu: ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
     """
     from ddplaunch.features.dry_run.fake_cuda import (
+        autocast,
         cuda,
         kernels,
         patching,
@@ -36,6 +37,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     tensors.install(devices, compile_on_cpu)
     cuda.install(devices)
     process_groups.install(devices)
+    autocast.install()
     training.install(compile_on_cpu)
     kernels.install()
     patching.replace_imported_names()

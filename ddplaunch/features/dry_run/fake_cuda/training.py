@@ -1,4 +1,4 @@
-"""Mixed precision, optimizers, compiler and profilers: settings for CUDA also apply to the CPU.
+"""Optimizers, compiler and profilers: settings for CUDA also apply to the CPU.
 
 Runs in a worker of a dry run. ``torch.compile`` returns functions unchanged, except with ``compile_on_cpu``. GPU
 profilers record nothing.
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 def install(compile_on_cpu: bool) -> None:
     _install_profilers()
-    for name in ("set_autocast_enabled", "set_autocast_dtype"):
-        wrap(f"torch.{name}", _set_for_cuda_and_cpu)
-    wrap("torch.set_autocast_gpu_dtype", lambda _original, dtype: torch.set_autocast_dtype("cuda", dtype))
-    wrap("torch.amp.autocast_mode._cast", lambda cast, value, device, dtype: cast(value, "cpu", dtype))
     # The CPU supports `foreach=True` and `capturable=True`, though torch does not choose them there.
     wrap("torch.utils._foreach_utils._device_has_foreach_support", lambda _original, _device: True)
     wrap("torch.optim.optimizer._get_capturable_supported_devices", _with_cpu)
@@ -32,16 +28,6 @@ def install(compile_on_cpu: bool) -> None:
     )
     if not compile_on_cpu:
         wrap("torch.compile", _run_eagerly)
-
-
-def _set_for_cuda_and_cpu(original: Callable[..., Any], *args: Any) -> None:
-    """Apply a CUDA setting also to the CPU, where the tensors are."""
-    device, value = args if len(args) == 2 else ("cuda", *args)
-    original(device, value)
-    if device == "cuda":
-        # When autocast for CUDA is switched off, restore the CPU's default type.
-        is_default_type = isinstance(value, torch.dtype) and not torch.is_autocast_enabled("cuda")
-        original("cpu", torch.bfloat16 if is_default_type else value)
 
 
 def _with_cpu(original: Callable[..., list[str]], *args: Any, **kwargs: Any) -> list[str]:

@@ -452,6 +452,7 @@ def autocast():
         warnings.simplefilter("ignore")
         with torch.cuda.amp.autocast():
             assert model(x).dtype is torch.float16
+    answers_apis.check_autocast_of_operations()
 
 
 @row("GradScaler")

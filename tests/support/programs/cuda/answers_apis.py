@@ -17,6 +17,37 @@ def check_devices():
     assert first.pci_bus_id != second.pci_bus_id
 
 
+def check_autocast_of_operations():
+    """CUDA's rules, which differ from the CPU's."""
+    F, low = nn.functional, torch.bfloat16
+    x = torch.rand(4, 4, device="cuda").to(low).requires_grad_()
+    float32 = (x.softmax, x.log_softmax, x.cumsum), (x.exp, x.sum, x.norm, x.rsqrt, x.log), (F.softplus,)
+    operations = [lambda f=f: f(0) for f in float32[0]] + list(float32[1]) + [lambda f=f: f(x) for f in float32[2]]
+    operations += [nn.LayerNorm(4).cuda().to(low).__call__, nn.GroupNorm(2, 4).cuda().__call__]
+    found = {}
+    for dtype in (low, torch.float16):
+        with torch.autocast("cuda", dtype=dtype):
+            for operation in operations[:-2]:
+                assert operation().dtype is torch.float32, operation
+            for module in operations[-2:]:
+                assert module(x).dtype is torch.float32, module
+            assert F.gelu(x).dtype is low
+            assert x.softmax(0, dtype=low).dtype is low
+            found[dtype] = [(x.float() @ x.float()).dtype, x.float().mv(x.float()[0]).dtype]
+            found[dtype].append(nn.GRU(4, 4).cuda()(x.float())[0].dtype)
+            total = torch.zeros(4, 4, device="cuda")
+            total = total.scatter_add(0, torch.zeros(4, 4, dtype=torch.long, device="cuda"), x)
+            assert total.dtype is torch.float32
+            with torch.autocast("cuda", enabled=False):
+                assert x.softmax(0).dtype is low
+        assert found[dtype] == [dtype] * 3
+    with torch.autocast("cuda", dtype=low):
+        x.softmax(0)[0].sum().backward()
+    assert x.grad.dtype is low
+    with torch.autocast("cpu"):
+        assert x.softmax(0).dtype is low, "the CPU's rules"
+
+
 def check_runtime():
     runtime, staged = torch.cuda.cudart(), torch.ones(4)
     assert runtime.cudaHostRegister(staged.data_ptr(), 16, 1) == runtime.cudaError.success == 0
