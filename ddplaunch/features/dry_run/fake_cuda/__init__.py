@@ -26,6 +26,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
         kernels,
         patching,
         process_groups,
+        sharding,
         tensors,
         training,
         unsupported,
@@ -37,6 +38,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     tensors.install(devices, compile_on_cpu)
     cuda.install(devices)
     process_groups.install(devices)
+    sharding.install(devices)
     autocast.install()
     training.install(compile_on_cpu)
     kernels.install()

@@ -6,6 +6,7 @@ calls. A group that the script made for gloo keeps gloo's rules.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,54 +16,99 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from ddplaunch.features.dry_run.fake_cuda.patching import wrap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _GLOO_TYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _GLOO_TYPES |= {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}
+_FLOAT8_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 
 _coalesced: dict[Any, list[Any]] = {}
 """Process group -> works that were started since ``_start_coalescing``."""
 
 
 class JointWork(dist.Work):
-    """Several works as one. ``finish`` runs once, when all have ended and someone waits for them."""
+    """Several works as one, with all that NCCL's works can. ``finish`` runs once, when all have ended.
+
+    Waits once for each of ``works``: gloo would wait for ever for a message that somebody has waited for.
+    """
 
     def __init__(
-        self, works: Sequence[Any], outputs: Sequence[torch.Tensor] = (), finish: Callable[[], object] | None = None
+        self, works: Sequence[Any], outputs: Iterable[torch.Tensor] = (), finish: Callable[[], object] | None = None
     ) -> None:
         super().__init__()
-        self._works, self._outputs, self._finish = works, list(outputs), finish
+        self._works, self._outputs, self._finish = list(works), list(outputs), finish
+        self._source = self._works[0] if self._works else None
+        self._waits, self._finishes = threading.Lock(), threading.Lock()
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, *timeout: Any) -> bool:
-        for work in self._works:
-            work.wait(*timeout)
+        with self._waits:
+            while self._works:
+                self._works[0].wait(*timeout)
+                del self._works[0]
         self._finish_once()
+        _messages.discard(self)
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
+    def block_current_stream(self) -> None:
+        self.wait()
+
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        return not self._works or self.get_future().done()
 
     def is_success(self) -> bool:
-        return all(work.is_success() for work in self._works)
+        return self.is_completed() and all(work.is_success() for work in self._works)
 
     def result(self) -> list[torch.Tensor]:
         return self._outputs
 
+    def source_rank(self) -> int:
+        return int(self._source._source_rank())  # type: ignore[union-attr]
+
+    _source_rank = source_rank
+
+    def get_future_result(self) -> torch.futures.Future[int]:
+        return self.get_future().then(lambda ended: 0 * len(ended.value()))  # SUCCESS, or the exception.
+
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        self._future = self._future or self._start_future()
+        return self._future
+
+    def _start_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         def finished(all_ended: Any) -> list[torch.Tensor]:
             all_ended.wait()
-            self._finish_once()
+            self._finish_once()  # Not `wait`: gloo's thread, which runs this, has yet to end the works.
             return self._outputs
 
-        return torch.futures.collect_all([work.get_future() for work in self._works]).then(finished)
+        try:
+            futures = [work.get_future() for work in self._works]
+        except RuntimeError:  # Gloo's works of messages between two ranks have no future.
+            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+            threading.Thread(target=self._complete, args=(future,), daemon=True).start()
+            return future
+        return torch.futures.collect_all(futures).then(finished)
 
     def _finish_once(self) -> None:
-        finish, self._finish = self._finish, None
-        if finish:
-            finish()
+        with self._finishes:
+            finish, self._finish = self._finish, None
+            if finish:
+                finish()
+
+    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        """Runs in a thread of its own."""
+        try:
+            self.wait()
+        except Exception as error:
+            future.set_exception(error)  # type: ignore[arg-type]
+        else:
+            future.set_result(self._outputs)
+
+
+_messages: set[JointWork] = set()
+"""Messages between two ranks that nobody has waited for yet. Without a reference, gloo would take them back."""
 
 
 def install(is_nccl: Callable[[Any], bool]) -> None:
@@ -76,8 +122,16 @@ def _for_nccl_groups(is_nccl: Callable[[Any], bool], method: Callable[..., Any])
     def around(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_nccl(group):
             return original(group, *args, **kwargs)
+        for tensor in _tensors(args):
+            _check_type(tensor)
         work = method(original, group, *args, **kwargs)
-        if group in _coalesced and work is not None:
+        if work is None:
+            return None
+        if not isinstance(work, JointWork):
+            work = JointWork([work], _tensors(args[:1]))
+        if method is _message:
+            _messages.add(work)
+        if group in _coalesced:
             _coalesced[group].append(work)
         return work
 
@@ -90,6 +144,11 @@ def _for_nccl_groups(is_nccl: Callable[[Any], bool], method: Callable[..., Any])
 def _move(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation that does not compute: types that gloo does not know travel as bytes."""
     return original(group, *map(_movable, args), **kwargs)
+
+
+def _message(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    """One tensor from one rank to another."""
+    return _move(original, group, *args, **kwargs)
 
 
 def _all_gather(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
@@ -124,10 +183,13 @@ def _all_to_all(original: Callable[..., Any], group: Any, outputs: Any, inputs: 
 
 
 def _all_reduce(original: Callable[..., Any], group: Any, tensors: Any, *opts: Any) -> Any:
+    if any(tensor.dtype in _FLOAT8_TYPES for tensor in tensors):
+        raise RuntimeError("gloo does not support reductions of float8")
     factor, finish = _sum_instead(group, opts, tensors)
     for tensor in tensors if factor is not None else ():
         tensor.mul_(factor)
-    return _then(original(group, tensors, *opts), tensors, finish)
+    work = original(group, tensors, *opts)
+    return JointWork([work], tensors, finish) if finish else work
 
 
 def _reduce(original: Callable[..., Any], group: Any, tensors: Any, *opts: Any) -> Any:
@@ -136,17 +198,28 @@ def _reduce(original: Callable[..., Any], group: Any, tensors: Any, *opts: Any) 
     return _all_reduce(original, group, tensors, *opts)
 
 
-def _reduce_scatter(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
-    factor, finish = _sum_instead(group, opts, outputs)
-    scaled = [[_scaled(part, factor) for part in parts] for parts in inputs]
-    return _then(original(group, outputs, scaled, *opts), outputs, finish)
+def _reduce_scatter(_original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
+    [output], [parts] = outputs, inputs
+    whole = torch.cat([_flat(part, as_bytes=False) for part in parts])
+    return _reduce_and_keep(group, output, whole, [part.numel() for part in parts], opts)
 
 
-def _reduce_scatter_single(original: Callable[..., Any], group: Any, output: Any, input: Any, *opts: Any) -> Any:
+def _reduce_scatter_single(_original: Callable[..., Any], group: Any, output: Any, input: Any, *opts: Any) -> Any:
     _check_sizes(input, output, "input tensor must be the same size as output size times world size", group)
-    factor, finish = _sum_instead(group, opts, [output])
-    whole = _scaled(_flat(input, as_bytes=False), factor)
-    return _then(original(group, _flat(output, as_bytes=False), whole, *opts), [output], finish)
+    whole = _flat(input, as_bytes=False).clone()
+    return _reduce_and_keep(group, output, whole, [output.numel()] * group.size(), opts)
+
+
+def _reduce_and_keep(
+    group: Any, output: torch.Tensor, whole: torch.Tensor, sizes: Sequence[int], opts: Sequence[Any]
+) -> JointWork:
+    """Reduce ``whole``, and keep this rank's part of it, as gloo does. Gloo's own work has no future."""
+    options = dist.AllreduceOptions()
+    if opts and hasattr(opts[0], "reduceOp"):
+        options.reduceOp, options.timeout = opts[0].reduceOp, opts[0].timeout
+    work = group.allreduce([whole], options)
+    kept = torch.split(whole, list(sizes))[group.rank()]
+    return JointWork([work], [output], lambda: _flat(output, as_bytes=False).copy_(kept))
 
 
 def _sum_instead(group: Any, opts: Sequence[Any], outputs: Any) -> tuple[Any, Callable[[], object] | None]:
@@ -165,14 +238,6 @@ def _sum_instead(group: Any, opts: Sequence[Any], outputs: Any) -> tuple[Any, Ca
         options.reduceOp = dist.ReduceOp.SUM
         return None, lambda: [output.div_(group.size(), rounding_mode="trunc") for output in outputs]
     return None, None
-
-
-def _scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
-    return tensor if factor is None else tensor * factor
-
-
-def _then(work: Any, outputs: Sequence[torch.Tensor], finish: Callable[[], object] | None) -> Any:
-    return JointWork([work], outputs, finish) if finish else work
 
 
 # Several operations as one.
@@ -197,6 +262,23 @@ def _end_coalescing(_original: Callable[..., Any], group: Any, *_device: Any) ->
 
 
 # Tensors.
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """All tensors among ``values``, which may be lists of lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _check_type(tensor: torch.Tensor) -> None:
+    """Raise NCCL's error. Torch sends complex numbers as pairs of real ones."""
+    if not (tensor.dtype in _GLOO_TYPES or tensor.dtype in _FLOAT8_TYPES or tensor.is_complex()):
+        name = str(tensor.dtype).removeprefix("torch.").replace("uint", "UInt")
+        name = "Short" if name == "int16" else name
+        raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
 
 
 def _check_sizes(large: torch.Tensor, small: torch.Tensor, message: str, group: Any) -> None:
@@ -228,7 +310,8 @@ def _movable(value: Any) -> Any:
 
 
 _METHODS: dict[Callable[..., Any], tuple[str, ...]] = {
-    _move: ("broadcast", "gather", "scatter", "send", "recv", "recv_anysource", "all_to_all_single", "alltoall_base"),
+    _move: ("broadcast", "gather", "scatter", "all_to_all_single", "alltoall_base", "barrier"),
+    _message: ("send", "recv", "recv_anysource"),
     _all_gather: ("allgather",),
     _all_gather_single: ("all_gather_single", "_allgather_base"),
     _all_to_all: ("alltoall",),

@@ -5,6 +5,7 @@ Runs in a worker of a dry run.
 
 from __future__ import annotations
 
+import pkgutil
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -105,11 +106,21 @@ def _patch_internals(devices: FakeDevices) -> None:
     # The extension builder then reports that there is no CUDA compiler, even where there is one.
     replace("torch.cuda._is_compiled", lambda: False)
     replace("torch.backends.cuda.is_built", lambda: True)
-    for name in ("preferred_linalg_library", "preferred_blas_library"):
-        wrap(f"torch.backends.cuda.{name}", lambda original, *_args, **_kwargs: original())
+    for library in ("blas", "linalg"):
+        _store_preferred(library)
+    plans = torch.backends.cuda.cuFFTPlanCache
+    plans.size, plans.max_size, plans.clear = 0, 4096, lambda self: None  # type: ignore[assignment]
     replace("torch.backends.cudnn.is_available", lambda: True, everywhere=False)
     replace("torch.backends.cudnn.version", lambda: 91002, everywhere=False)
     replace("torch.version.cuda", torch.version.cuda or "12.8", everywhere=False)
+
+
+def _store_preferred(library: str) -> None:
+    """Store what the script prefers; the CPU build refuses it."""
+    name = f"torch._C._{{}}_{library}_preferred_backend"
+    stored = [pkgutil.resolve_name(name.format("get"))()]
+    replace(name.format("get"), lambda: stored[0], everywhere=False)
+    replace(name.format("set"), lambda backend: stored.__setitem__(0, backend), everywhere=False)
 
 
 # What is supported.
@@ -140,6 +151,7 @@ _CONSTANTS: dict[str, Any] = {
     "is_current_stream_capturing": False,
     "get_sync_debug_mode": 0,
     "get_allocator_backend": "native",
+    **dict.fromkeys(("current_blas_handle", "current_solver_handle"), 1),
     **dict.fromkeys(("empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"), None),
     **dict.fromkeys(("set_rng_state", "set_rng_state_all", "set_sync_debug_mode", "check_error"), None),
     **dict.fromkeys(("set_per_process_memory_fraction", "caching_allocator_enable"), None),

@@ -29,6 +29,7 @@ def install() -> None:
     _install_attention()
     when_imported(_EXTENSIONS, _patch_extensions)
     when_imported(_TRITON, lambda: replace(f"{_TRITON}.JITFunction.run", _exit_at_kernel))
+    _install_out_dtype()
     # torch.library.impl and torch.library.custom_op call it, too.
     wrap("torch.library.Library.impl", _register_for_cpu)
 
@@ -66,6 +67,21 @@ def _register_for_cpu(
         original(self, op_name, fn, "CPU", **kwargs)
         # The script may register a kernel for the CPU later.
         torch.library._impls.discard(f"{self.ns}/{name}/CPU")
+
+
+def _install_out_dtype() -> None:
+    """Products of matrices with ``out_dtype``, which torch has for GPUs only: the CPU computes in that type."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in ("mm", "bmm", "addmm", "baddbmm"):
+        product = getattr(torch, name)
+
+        def compute(*tensors: Any, product: Any = product, **scales: Any) -> Any:
+            *operands, out_dtype = tensors
+            return product(*(operand.to(out_dtype) for operand in operands), **scales)
+
+        if hasattr(getattr(torch.ops.aten, name), "dtype"):
+            library.impl(f"{name}.dtype", compute, "CPU")  # type: ignore[no-untyped-call]
+    _library.append(library)
 
 
 # Attention.

@@ -6,6 +6,7 @@ Runs in a worker of a dry run, called by ``install`` of this package. Importing 
 from __future__ import annotations
 
 import functools
+import inspect
 import pkgutil
 import sys
 from types import FrameType, ModuleType
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PACKAGE = __name__.rpartition(".")[0]
+_SEE_GPUS = ("torch._tensor_str", "torch.distributed._shard.")
+"""Modules of torch that see what the script sees: one prints tensors, others compare devices with the script's."""
 _replacements: dict[int, tuple[Any, Any]] = {}
 """id of the replaced object -> the object and its replacement. The reference prevents reuse of the id."""
 
@@ -68,6 +71,13 @@ def replace_class(name: str, make: Callable[..., Any]) -> None:
     _register_with_torchscript(original, patched)
 
 
+def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name, including those of ``**kwargs``."""
+    named = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    rest = named.pop("kwargs", {})
+    return {**named, **rest}
+
+
 def when_imported(module: str, action: Callable[[], None]) -> None:
     """Call ``action`` after the import of ``module``, at once if it is imported already. Does not import it."""
     worker_patches.after_import(module, lambda _module: action())
@@ -101,4 +111,5 @@ def called_by_script() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.f_back
-    return frame is not None and not is_torch(frame.f_globals.get("__name__", ""))
+    caller = "torch" if frame is None else frame.f_globals.get("__name__", "")
+    return caller.startswith(_SEE_GPUS) or not is_torch(caller)

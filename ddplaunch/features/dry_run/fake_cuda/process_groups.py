@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import inspect
 import itertools
 import os
 import sys
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.device_mesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ddplaunch.features.dry_run.fake_cuda import collectives
 from ddplaunch.features.dry_run.fake_cuda.patching import (
+    arguments_by_name,
     called_by_script,
     replace,
     when_imported,
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
 _requested_backends: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Process group -> backend that the script requested; only groups with another backend."""
 
+_NCCL = "torch.distributed.ProcessGroupNCCL"
+_C10D = "torch._C._distributed_c10d"
+_SYMMETRIC = "torch.distributed._symmetric_memory"
 _NCCL_TIMEOUT = timedelta(minutes=10)
 _first_group_numbers = itertools.count(0, 1000)
 
@@ -74,23 +76,90 @@ class NcclOptions(SimpleNamespace):
         )
 
 
+class NcclBackend:
+    """The part of a process group that is for GPUs. Subclasses have ``_gloo``, which does the work."""
+
+    _gloo: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gloo, name)
+
+    def name(self) -> str:
+        return "nccl"
+
+    @property
+    def options(self) -> NcclOptions:
+        return NcclOptions()
+
+    def comm_split_count(self) -> int:
+        return 0
+
+    def eager_connect_single_device(self, device: Any = None) -> None:
+        pass
+
+
 def install(devices: FakeDevices) -> None:
     _install_forks()
     _install_groups(devices)
     _install_wrappers(devices)
     collectives.install(lambda group: group in _requested_backends)
     collectives.install_functional()
-    replace("torch.distributed.distributed_c10d.split_group", unsupported_function("torch.distributed.split_group"))
-    nccl = unsupported_class("torch.distributed.ProcessGroupNCCL")
-    nccl.Options, nccl.NCCLConfig = NcclOptions, NcclConfig  # type: ignore[attr-defined]
-    for module in ("torch.distributed", "torch.distributed.distributed_c10d"):
-        replace(f"{module}.ProcessGroupNCCL", nccl, everywhere=False)
+    wrap("torch.distributed.distributed_c10d.split_group", _split_group)
+    _install_nccl_class()
+    _install_symmetric_memory()
     replace("torch.nn.SyncBatchNorm.forward", _sync_batch_norm)
+
+
+def _install_nccl_class() -> None:
+    """The class of NCCL's backend, and what torch has only in builds with NCCL."""
+    nccl = unsupported_class(_NCCL)
+    nccl.Options, nccl.NCCLConfig = NcclOptions, NcclConfig  # type: ignore[attr-defined]
+
+    def get_backend(original: Callable[..., Any], group: Any, device: Any) -> Any:
+        real = original(group, device)
+        is_nccl = group in _requested_backends and torch.device(device).type == "cuda" and called_by_script()
+        return object.__new__(type("ProcessGroupNCCL", (NcclBackend, nccl), {"_gloo": real})) if is_nccl else real
+
+    def backend_name(original: Callable[[Any], str], group: Any) -> str:
+        return "nccl" if _requested_backend(group) == "nccl" else original(group)
+
+    wrap("torch.distributed.ProcessGroup._get_backend", get_backend)
+    wrap("torch.distributed.ProcessGroup._get_backend_name", backend_name)
+    wrap("torch.distributed.ProcessGroup.name", backend_name)
+    for module in ("torch.distributed", "torch.distributed.distributed_c10d", _C10D):
+        replace(f"{module}.ProcessGroupNCCL", nccl, everywhere=False)
+    for name in ("trace", "trace_json"):
+        if dump := getattr(sys.modules[_C10D], f"_dump_fr_{name}", None):
+            replace(f"{_C10D}._dump_nccl_{name}", dump, everywhere=False)
+
+
+def _install_symmetric_memory() -> None:
+    def refuse() -> None:
+        for name in ("empty", "rendezvous", "get_symm_mem_workspace"):
+            replace(f"{_SYMMETRIC}.{name}", unsupported_function(f"{_SYMMETRIC}.{name}"))
+
+    when_imported(_SYMMETRIC, refuse)
+
+
+def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """As NCCL: ``split_ranks`` are ranks in the parent group; only this rank's new group is made here."""
+    given = arguments_by_name(original, args, kwargs)
+    parent: Any = given.get("parent_pg") or dist.group.WORLD
+    mine = [ranks for ranks in given.get("split_ranks") or () if parent.rank() in ranks]
+    if not mine:
+        return None
+    return dist.new_group(
+        [dist.get_global_rank(parent, rank) for rank in sorted(mine[0])],
+        timeout=given.get("timeout"),
+        backend=_requested_backend(parent),
+        use_local_synchronization=True,
+        group_desc=given.get("group_desc"),
+    )
 
 
 def _install_groups(devices: FakeDevices) -> None:
     def create(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        given = _by_name(original, args, kwargs)
+        given = arguments_by_name(original, args, kwargs)
         if given.get("device_id") is not None:
             devices.index(given.pop("device_id"))
         world = dist.group.WORLD
@@ -114,17 +183,17 @@ def _install_groups(devices: FakeDevices) -> None:
 
     def get_backend(original: Callable[..., str], group: Any = None) -> str:
         real = original(group)
-        return dist.Backend(_requested_backend(group or dist.group.WORLD) or real) if called_by_script() else real
+        return dist.Backend(_requested_backend(group or dist.group.WORLD) or real)
 
     def get_backend_config(original: Callable[..., str], group: Any = None) -> str:
         requested = _requested_backend(group or dist.group.WORLD)
-        if requested is None or not called_by_script():
+        if requested is None:
             return original(group)
         default = "cpu:gloo,cuda:nccl"  # What torch makes of no choice where there are GPUs.
         return default if requested == dist.Backend.UNDEFINED else str(dist.BackendConfig(dist.Backend(requested)))
 
     def barrier(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        given = _by_name(original, args, kwargs)
+        given = arguments_by_name(original, args, kwargs)
         for device in given.pop("device_ids", None) or ():
             devices.index(device)
         return original(**given)
@@ -136,13 +205,6 @@ def _install_groups(devices: FakeDevices) -> None:
     wrap("torch.distributed.distributed_c10d.barrier", barrier)
     # Imports of this name by torch stay unpatched: torch's own code would import NCCL's class.
     wrap("torch.distributed.is_nccl_available", lambda _original: True, everywhere=False)
-
-
-def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name, including those of ``**kwargs``."""
-    named = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
-    rest = named.pop("kwargs", {})
-    return {**named, **rest}
 
 
 def _requested_backend(group: Any) -> str | None:
@@ -165,41 +227,15 @@ def _keep_alive(group: dist.ProcessGroup) -> None:
 
 def _install_wrappers(devices: FakeDevices) -> None:
     def without_devices(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-        given = _by_name(original, (self, *args), kwargs)
+        given = arguments_by_name(original, (self, *args), kwargs)
         for device in (*(given.pop("device_ids", None) or ()), given.pop("output_device", None)):
             if device is not None:
                 devices.index(device)
         original(**given)
 
-    def shard_on_cpu(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-        given = _by_name(original, (self, *args), kwargs)
-        devices.index(given.get("device_id"))
-        original(**{**given, "device_id": torch.device("cpu")})
-
-    def mesh(original: Callable[..., None], self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type != "cuda":
-            return original(self, device_type, *args, **kwargs)
-        if not devices.is_initialized and "LOCAL_RANK" in os.environ:
-            devices.current = devices.index(int(os.environ["LOCAL_RANK"]))
-        return original(self, "cpu", *args, **kwargs)
-
     wrap("torch.nn.parallel.DistributedDataParallel.__init__", without_devices)
     # The original only rejects models on the CPU.
     wrap("torch.nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle", lambda *_: None)
-    wrap("torch.distributed.device_mesh.DeviceMesh.__init__", mesh)
-
-    def move(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-        """Copy: FSDP frees the memory "on the GPU" after a move to the CPU."""
-        original(self, *args, **{**kwargs, "copy": True})
-
-    fsdp, flat = "torch.distributed.fsdp.fully_sharded_data_parallel", "torch.distributed.fsdp._flat_param"
-    when_imported(fsdp, lambda: wrap(f"{fsdp}.FullyShardedDataParallel.__init__", shard_on_cpu))
-    when_imported(flat, lambda: wrap(f"{flat}.FlatParamHandle.flat_param_to", move))
-    init = "torch.distributed.fsdp._init_utils"
-    # It refuses the broadcast of parameters that are on the CPU.
-    when_imported(init, lambda: wrap(f"{init}._check_module_states_for_sync_module_states", lambda *_: None))
-    # FSDP synchronizes the current stream of its device, which raises for the CPU's stream.
-    replace("torch.cpu.Stream.synchronize", lambda self: None)
     wrap("torch.nn.parallel.data_parallel._get_available_device_type", lambda _original: None, everywhere=False)
 
 

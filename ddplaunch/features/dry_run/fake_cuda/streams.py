@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.dry_run.fake_cuda.devices import Device
+from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_function
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,9 @@ class Event(_Finished):
 
     def wait(self, stream: Any = None) -> None:
         pass
+
+    ipc_handle = unsupported_function("torch.cuda.Event.ipc_handle")
+    from_ipc_handle = staticmethod(unsupported_function("torch.cuda.Event.from_ipc_handle"))
 
 
 class Stream(_Finished):

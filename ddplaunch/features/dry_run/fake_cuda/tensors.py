@@ -6,11 +6,10 @@ last tensor, which is right for scripts that use one GPU. Torch's own code sees 
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 import torch.nested
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as torch_device
@@ -25,8 +24,9 @@ from ddplaunch.features.dry_run.fake_cuda.patching import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+_SHARDED = "torch.distributed._shard.sharded_tensor.api"
 _PINNED, _CPU = -1, -2  # Fake locations besides the numbers of GPUs.
 
 
@@ -34,9 +34,9 @@ def install(devices: FakeDevices, compile_on_cpu: bool) -> None:
     _install_factories(devices)
     _install_moves(devices)
     _install_device_queries(devices)
+    _install_storages(devices)
     _install_device_names(devices, compile_on_cpu)
     _install_loading(devices)
-    when_imported(_RANDOM, _install_sharded_random)
 
 
 def _install_factories(devices: FakeDevices) -> None:
@@ -113,11 +113,13 @@ def _install_moves(devices: FakeDevices) -> None:
 
 def _install_device_queries(devices: FakeDevices) -> None:
     is_on_cpu = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+    real_device = torch.Tensor.device.__get__
 
     def gpu(tensor: torch.Tensor) -> int | None:
         """The GPU that ``tensor`` is on for the caller; None if the caller sees the real device."""
-        if not called_by_script() or not is_on_cpu(tensor):
-            return None
+        with torch._C.DisableTorchFunctionSubclass():  # A ShardedTensor does not know these attributes.
+            if not called_by_script() or not is_on_cpu(tensor):
+                return None
         location = _location_of(tensor)
         location = devices.last_gpu if location is None else location
         return location if location is not None and location >= 0 else None
@@ -134,11 +136,37 @@ def _install_device_queries(devices: FakeDevices) -> None:
         return found.replace("torch.", "torch.cuda.") if isinstance(found, str) and gpu(self) is not None else found
 
     replace("torch.Tensor.device", device_property("device", lambda index: Device("cuda", index)))
+    when_imported(_SHARDED, lambda: _install_device_of_sharded_tensors(real_device))
     replace("torch.Tensor.is_cuda", device_property("is_cuda", lambda _index: True))
     replace("torch.Tensor.is_cpu", device_property("is_cpu", lambda _index: False))
     replace("torch.Tensor.is_pinned", lambda self, device=None: _location_of(self) == _PINNED)
+    wrap("torch.typename", lambda original, thing: thing.type() if torch.is_tensor(thing) else original(thing))
     wrap("torch.Tensor.get_device", get_device)
     wrap("torch.Tensor.type", type_)
+
+
+def _install_device_of_sharded_tensors(real_device: Any) -> None:
+    """Torch looks the function of an attribute up by its getter, and may have done so with the one that is replaced."""
+    operations = sys.modules[_SHARDED]._SHARDED_OPS
+    if real_device in operations:
+        operations[torch.Tensor.device.__get__] = operations[real_device]
+
+
+def _install_storages(devices: FakeDevices) -> None:
+    """The device of a tensor's memory."""
+    real = torch.UntypedStorage.device.__get__
+
+    def device(storage: Any) -> Any:
+        location = getattr(storage, "_fake_location", devices.last_gpu)
+        if location is None or location < 0 or not called_by_script() or real(storage).type != "cpu":
+            return real(storage)
+        return Device("cuda", location)
+
+    replace("torch.UntypedStorage.device", property(device))
+    replace("torch.UntypedStorage.is_cuda", property(lambda self: device(self).type == "cuda"))
+    replace("torch.UntypedStorage.get_device", lambda self: -1 if (index := device(self).index) is None else index)
+    replace("torch.TypedStorage.device", property(lambda self: device(self._untyped_storage)))
+    replace("torch.TypedStorage.is_cuda", property(lambda self: device(self._untyped_storage).type == "cuda"))
 
 
 def _install_device_names(devices: FakeDevices, compile_on_cpu: bool) -> None:
@@ -220,52 +248,3 @@ def _storage(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return None  # A sparse tensor, a wrapper of another tensor, or a lazy module's parameter.
-
-
-# Random numbers of sharded tensors.
-
-_RANDOM = "torch.distributed.tensor._random"
-
-
-def _install_sharded_random() -> None:
-    """Random numbers of sharded tensors: shards differ, and replicas are equal, as on GPUs.
-
-    On a GPU every rank uses its part of one sequence of numbers, by an offset into it. The CPU's generator has no
-    offset: a seed is drawn from it, and each shard has its own sequence.
-    """
-    replace(f"{_RANDOM}.is_rng_supported_mesh", lambda device_mesh: True)
-    replace(f"{_RANDOM}.OffsetBasedRNGTracker.__init__", _init_tracker)
-    replace(f"{_RANDOM}.OffsetBasedRNGTracker._distribute_region", _distribute_region)
-
-
-def _init_tracker(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
-    self._device, self._device_handle, self._use_distribute_region = torch.device("cpu"), torch.cuda, True
-    if run_state_sync:
-        state = torch.get_rng_state()
-        dist.broadcast(state, 0)
-        torch.set_rng_state(state)
-
-
-@contextlib.contextmanager
-def _distribute_region(self: Any, spec: Any, generator: torch.Generator | None = None) -> Iterator[None]:
-    """Let the block draw numbers for one shard. Afterwards the generator's state is equal on all ranks."""
-    used = generator or torch.default_generator
-    if not self._use_distribute_region:
-        yield
-        return
-    seed = int(torch.randint(1 << 62, (), generator=used))
-    state = used.get_state()
-    used.manual_seed(seed + _shard(spec))
-    try:
-        yield
-    finally:
-        used.set_state(state)
-
-
-def _shard(spec: Any) -> int:
-    """Number of this rank's shard: equal on ranks with the same part of the tensor."""
-    coordinate, number = spec.mesh.get_coordinate() or (), 0
-    for index, placement, size in zip(coordinate, spec.placements, spec.mesh.shape, strict=False):
-        if not (placement.is_replicate() or placement.is_partial()):
-            number = number * size + index
-    return number

@@ -196,6 +196,7 @@ def backends():
     assert torch.backends.cuda.matmul.allow_tf32
     assert torch.backends.cudnn.is_available()
     assert torch.backends.cudnn.version() >= 90000
+    answers_apis.check_handles_and_preferences()
     with torch.backends.cudnn.flags(enabled=True, benchmark=False):
         nn.Conv2d(1, 1, 1).cuda()(torch.ones(1, 1, 2, 2, device="cuda"))
 
@@ -455,6 +456,11 @@ def autocast():
     answers_apis.check_autocast_of_operations()
 
 
+@row("torch.mm(..., out_dtype=)")
+def out_dtype():
+    answers_apis.check_out_dtype()
+
+
 @row("GradScaler")
 def scaler():
     for make in (lambda: torch.amp.GradScaler("cuda"), lambda: torch.GradScaler(), old_scaler):
@@ -560,6 +566,16 @@ def collectives():
     answers_collectives.check()
 
 
+@row("work.get_future, .result, ...")
+def works():
+    answers_collectives.check_futures()
+
+
+@row("ProcessGroup._get_backend, _dump_nccl_trace")
+def nccl_class():
+    answers_apis.check_nccl_class()
+
+
 @row("get_backend, is_nccl_available")
 def backends_of_groups():
     assert dist.get_backend() == "nccl" == dist.get_backend(dist.new_group([0, 1]))
@@ -622,6 +638,7 @@ def meshes():
     assert sharded.to_local().shape == (2,)
     assert torch.equal(sharded.redistribute(placements=[Replicate()]).to_local(), whole)
     assert DeviceMesh("cuda", [0, 1]).size() == 2
+    answers_sharding.check_meshes()
 
 
 @row("DTensor, context_parallel")
@@ -645,6 +662,7 @@ def sharding():
         model(torch.ones(2, 4, device="cuda")).float().sum().backward()
         optimizer.step()
     answers_sharding.check_fsdp_broadcasts_rank_0s_weights()
+    answers_sharding.check_hybrid_sharding()
 
 
 def every_public_name_is_supported_or_not():

@@ -1,5 +1,7 @@
 """Small parts of CUDA's API that libraries use; two GPUs."""
 
+import pickle
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,6 +17,42 @@ def check_devices():
     first, second = (torch.cuda.get_device_properties(index) for index in range(2))
     assert (first.pci_domain_id, first.pci_device_id) == (0, 0)
     assert first.pci_bus_id != second.pci_bus_id
+
+
+def check_handles_and_preferences():
+    assert torch.cuda.current_blas_handle()
+    assert torch.cuda.current_solver_handle()
+    before = torch.backends.cuda.preferred_blas_library()
+    assert torch.backends.cuda.preferred_blas_library("cublaslt") == torch._C._BlasBackend.Cublaslt
+    assert torch.backends.cuda.preferred_blas_library() == torch._C._BlasBackend.Cublaslt
+    torch.backends.cuda.preferred_blas_library(before)
+    assert torch.backends.cuda.preferred_linalg_library("magma") == torch._C._LinalgBackend.Magma
+    plans = torch.backends.cuda.cufft_plan_cache
+    plans.max_size = 10
+    plans.clear()
+    assert (plans.size, plans[0].max_size, plans[1].max_size) == (0, 10, 4096)
+
+
+def check_printed():
+    x = torch.ones(1, device="cuda:0")
+    assert repr(x) == "tensor([1.], device='cuda:0')"
+    assert "device='cuda:1'" in str(nn.Parameter(x.to("cuda:1")))
+    assert repr(x.cpu()) == "tensor([1.])"
+    assert torch.typename(x) == "torch.cuda.FloatTensor"
+    assert torch.typename(x.cpu()) == "torch.FloatTensor"
+    memory = x.to("cuda:1").untyped_storage()
+    assert (memory.device, memory.is_cuda, memory.get_device()) == (torch.device("cuda", 1), True, 1)
+    memory = x.cpu().untyped_storage()
+    assert (memory.device.type, memory.is_cuda, memory.get_device()) == ("cpu", False, -1)
+
+
+def check_out_dtype():
+    a = torch.full((1, 2, 2), 257.0, device="cuda").bfloat16()  # Its products are not numbers of bfloat16.
+    exact = a.float() @ a.float()
+    assert torch.equal(torch.bmm(a, a, out_dtype=torch.float32), exact)
+    assert torch.equal(torch.mm(a[0], a[0], out_dtype=torch.float32), exact[0])
+    assert torch.equal(torch.addmm(exact[0], a[0], a[0], out_dtype=torch.float32, beta=2), 3 * exact[0])
+    assert torch.equal(torch.baddbmm(exact, a, a, out_dtype=torch.float32), 2 * exact)
 
 
 def check_autocast_of_operations():
@@ -48,6 +86,22 @@ def check_autocast_of_operations():
         assert x.softmax(0).dtype is low, "the CPU's rules"
 
 
+def check_nccl_class():
+    backend = dist.group.WORLD._get_backend(torch.device("cuda"))
+    assert isinstance(backend, dist.ProcessGroupNCCL)
+    assert type(backend).__name__ == "ProcessGroupNCCL"
+    assert (backend.name(), backend.rank(), backend.size()) == ("nccl", dist.get_rank(), 2)
+    assert isinstance(backend.options, dist.ProcessGroupNCCL.Options)
+    backend.eager_connect_single_device(torch.device("cuda:0"))
+    on_cpu = dist.new_group([0, 1], backend="gloo")._get_backend(torch.device("cpu"))
+    assert not isinstance(on_cpu, dist.ProcessGroupNCCL)
+    assert on_cpu.name() == "gloo"
+    from torch._C._distributed_c10d import _dump_nccl_trace, _dump_nccl_trace_json
+
+    assert pickle.loads(_dump_nccl_trace())["entries"]
+    assert b"entries" in _dump_nccl_trace_json()
+
+
 def check_runtime():
     runtime, staged = torch.cuda.cudart(), torch.ones(4)
     assert runtime.cudaHostRegister(staged.data_ptr(), 16, 1) == runtime.cudaError.success == 0
@@ -71,6 +125,7 @@ def check_types():
     assert x.half().type() == "torch.cuda.HalfTensor"
     assert x.cpu().type() == "torch.FloatTensor"
     assert x.double().type(x.type()).dtype is torch.float32
+    check_printed()
 
 
 def check_nccl_options():

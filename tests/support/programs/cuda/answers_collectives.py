@@ -1,8 +1,12 @@
 """Collectives that NCCL runs and gloo alone refuses, or answers wrongly; two ranks."""
 
+import gc
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 AVG = dist.ReduceOp.AVG
@@ -60,8 +64,53 @@ def check_uneven_lists():
     assert rows.float().tolist() == [[0, 0], [1, 1]]
 
 
+def check_futures():
+    """Of every collective, and of messages; the results are the script's tensors."""
+    rank, other = dist.get_rank(), 1 - dist.get_rank()
+    out, pair, whole = torch.empty(2, device="cuda"), list(torch.empty(2, 1, device="cuda")), mine(2)
+    sent, received = mine(1), torch.empty(1, device="cuda")
+    starts = {
+        "all_reduce": (lambda: dist.all_reduce(out.fill_(rank), async_op=True), [[1, 1]]),
+        "all_gather": (lambda: dist.all_gather(pair, mine(1), async_op=True), [[0], [1]]),
+        "gather into": (lambda: gather_into(out, mine(1), async_op=True), [[0, 1]]),
+        "reduce_scatter": (lambda: dist.reduce_scatter(received, list(whole.chunk(2)), async_op=True), [[1]]),
+        "scatter from": (lambda: scatter_from(received, whole, op=AVG, async_op=True), [[0.5]]),
+        "broadcast": (lambda: dist.broadcast(out.fill_(rank), 1, async_op=True), [[1, 1]]),
+        "all_to_all": (lambda: dist.all_to_all(pair, list(whole.chunk(2)), async_op=True), [[0], [1]]),
+        "barrier": (lambda: dist.barrier(async_op=True), []),
+        "message": (lambda: dist.isend(sent, 1) if rank == 0 else dist.irecv(received, 0), [[0]]),
+    }
+    for name, (start, expected) in starts.items():
+        assert [each.tolist() for each in start().get_future().wait()] == expected, name
+        work = start()
+        work.wait()
+        work.wait()  # As often as the script likes.
+        assert [each.tolist() for each in work.result()] == expected, name
+        assert (work.is_completed(), work.is_success()) == (True, True)
+        assert start().get_future_result().wait() == 0
+        start().block_current_stream()
+        assert start().get_future().then(lambda ended: len(ended.value())).wait() == len(expected)
+        work = start()
+        while not work.is_completed():
+            time.sleep(0.001)
+    dist.isend(sent, other)  # Arrives, though nothing keeps it.
+    gc.collect()
+    dist.recv(received, other)
+    assert received.item() == other
+
+
 def check_types():
-    for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int16, torch.complex64, torch.bool, torch.uint16):
+    for kind in (torch.int16, torch.uint16):
+        for use in (
+            dist.all_reduce,
+            lambda values: dist.broadcast(values, 0),
+            lambda values: gather_into(values, values),
+        ):
+            with pytest.raises(TypeError, match=r"not supported for NCCL process group: (Short|UInt16)$"):
+                use(mine(2, dtype=kind))
+    with pytest.raises(RuntimeError, match="gloo does not support"):
+        dist.all_reduce(mine(2, dtype=torch.float8_e5m2))
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.bool):
         out = torch.empty(2, dtype=kind, device="cuda")
         gather_into(out, mine(dtype=kind))
         dist.all_gather(parts := [torch.empty(1, dtype=kind, device="cuda") for _ in range(2)], mine(1, dtype=kind))
@@ -135,7 +184,51 @@ def check_functional_collectives():
     assert values.tolist() == [3 + rank, -4 - rank]
 
 
+def check_what_only_gloo_has():
+    with pytest.raises(ValueError, match="only implemented for GLOO"):
+        dist.monitored_barrier()
+    dist.monitored_barrier(dist.new_group([0, 1], backend="gloo"))
+
+
+def check_split_groups():
+    rank = dist.get_rank()
+    both = dist.split_group(split_ranks=[[1, 0]], group_desc="both")
+    dist.all_reduce(total := mine(1), group=both)
+    assert (total.item(), dist.get_process_group_ranks(both), dist.get_backend(both)) == (1, [0, 1], "nccl")
+    alone = dist.split_group(both, [[0], [1]])
+    assert dist.get_process_group_ranks(alone) == [rank]
+    assert (dist.split_group(split_ranks=[[0]]) is None) == (rank == 1)
+
+
+def check_averages_of_models():
+    """Torch's code that asks for the number of GPUs of a node, or for the backend."""
+    from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+
+    sgd = torch.optim.SGD
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False).cuda())
+    model.register_comm_hook(PostLocalSGDState(None, None, start_localSGD_iter=1), post_localSGD_hook)
+    averager = PeriodicModelAverager(period=2, warmup_steps=1)
+    optimizer = PostLocalSGDOptimizer(sgd(model.parameters(), lr=0.1), averager)
+    for _ in range(4):
+        model(mine(1)).sum().backward()
+        optimizer.step()
+    dist.all_gather(both := [torch.empty(1, 1, device="cuda") for _ in range(2)], model.module.weight.data)
+    assert torch.equal(*both)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1, 1).cuda())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), sgd, overlap_with_ddp=True, lr=0.1)
+    model.register_comm_hook(None, hook_with_zero_step(allreduce_hook, model, optimizer))
+    for _ in range(3):
+        model(mine(1)).sum().backward()
+
+
 def check():
+    check_what_only_gloo_has()
+    check_split_groups()
+    check_averages_of_models()
     check_functional_collectives()
     check_shapes()
     check_uneven_lists()

@@ -1,10 +1,17 @@
 """FlexAttention and sharded tensors: operations that torch has for GPUs only; two ranks."""
 
+import shutil
+import tempfile
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed import checkpoint
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard as Shard1
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, rand
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import context_parallel_unshard
@@ -77,6 +84,56 @@ def check_context_parallel():
     torch.testing.assert_close(tuple(found), expected)
 
 
+def check_meshes():
+    mesh = init_device_mesh("cuda", (1, 2), mesh_dim_names=("dp", "tp"))
+    for each in (mesh, mesh["tp"], mesh._flatten("all"), DeviceMesh.from_group(dist.group.WORLD, "cuda")):
+        assert each.device_type == "cuda"
+        assert "'cuda'" in repr(each)
+        assert "cpu" not in repr(each)
+    assert mesh["tp"].get_group() is mesh.get_group("tp")
+    assert init_device_mesh("cuda", (2,)).get_group() is dist.group.WORLD
+    on_cpu = init_device_mesh("cpu", (2,))
+    assert (on_cpu.device_type, "'cpu'" in repr(on_cpu)) == ("cpu", True)
+
+
+def check_devices_of_shards():
+    mesh, gpu = init_device_mesh("cuda", (2,)), torch.device("cuda", 0)
+    on_cpu = torch.full((2,), float(dist.get_rank()), device="cpu")
+    shared = distribute_tensor(on_cpu, mesh, [Replicate()])
+    assert (shared.device, shared.is_cuda, shared.to_local().device) == (gpu, True, gpu)
+    assert on_cpu.tolist() == [dist.get_rank()] * 2, "what goes to the GPUs is a copy"
+    assert shared.full_tensor().tolist() == [0, 0]
+    assert "device='cuda:0'" in repr(shared)
+    part = torch.ones(1, 2, device="cuda") * dist.get_rank()
+    offsets = ShardMetadata([dist.get_rank(), 0], [1, 2], f"rank:{dist.get_rank()}/cuda:0")
+    for shard in (Shard1(part, offsets), Shard1.from_tensor_and_offsets(part, [dist.get_rank(), 0], dist.get_rank())):
+        old = ShardedTensor._init_from_local_shards([shard], (2, 2))
+        assert (old.device, old.local_shards()[0].tensor.device) == (gpu, gpu)
+        assert str(old.metadata().shards_metadata[0].placement) == "rank:0/cuda:0"
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    checkpoint.save({"old": old}, checkpoint_id=folder[0])
+    part.fill_(9)
+    checkpoint.load({"old": old}, checkpoint_id=folder[0])
+    assert part.tolist() == [[dist.get_rank()] * 2]
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+
+
+def check_hybrid_sharding():
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp import ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    strategy, policy = ShardingStrategy.HYBRID_SHARD, ModuleWrapPolicy({nn.Linear})
+    model = FSDP(nn.Sequential(nn.Linear(4, 4)).cuda(), sharding_strategy=strategy, auto_wrap_policy=policy)
+    assert model.process_group.size() == 2, "the simulated GPUs of a node"
+    mesh = init_device_mesh("cuda", (1, 2), mesh_dim_names=("replicas", "shards"))
+    for each in (model, FSDP(nn.Linear(4, 4).cuda(), sharding_strategy=strategy, device_mesh=mesh)):
+        each(torch.ones(1, 4, device="cuda")).sum().backward()
+
+
 def check_random_numbers():
     mesh = init_device_mesh("cuda", (2,))
     torch.manual_seed(dist.get_rank())  # Unlike seeds: rank 0's becomes everyone's.
@@ -107,6 +164,7 @@ def check_fsdp_broadcasts_rank_0s_weights():
 
 
 def check_dtensor():
+    check_devices_of_shards()
     check_random_numbers()  # First: the first random sharded tensor of a process makes the seeds equal.
     check_attention_of_sharded_tensors()
     check_context_parallel()

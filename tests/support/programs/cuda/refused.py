@@ -22,8 +22,6 @@ CALLS = {
     "torch.cuda.ExternalStream": lambda: torch.cuda.ExternalStream(1),
     "torch.cuda.get_stream_from_external": lambda: torch.cuda.get_stream_from_external(1),
     "torch.cuda.GreenContext": lambda: torch.cuda.GreenContext.create(1),
-    "torch.cuda.current_blas_handle": lambda: torch.cuda.current_blas_handle(),
-    "torch.cuda.current_solver_handle": lambda: torch.cuda.current_solver_handle(),
     "torch.cuda.MemPool": lambda: torch.cuda.MemPool(),
     "torch.cuda.use_mem_pool": lambda: torch.cuda.use_mem_pool(None),
     "torch.cuda.CUDAPluggableAllocator": lambda: torch.cuda.memory.CUDAPluggableAllocator("a.so", "a", "f"),
@@ -33,7 +31,9 @@ CALLS = {
     "torch.cuda.comm": lambda: torch.cuda.comm.broadcast(torch.ones(1), [0, 1]),
     "torch.cuda.nccl": lambda: torch.cuda.nccl.all_reduce([torch.ones(1)]),
     "torch.distributed.ProcessGroupNCCL": lambda: dist.ProcessGroupNCCL(dist.HashStore(), 0, 1),
-    "torch.distributed.split_group": lambda: dist.split_group(split_ranks=[[0]]),
+    "torch.cuda.Event.ipc_handle": lambda: torch.cuda.Event(interprocess=True).ipc_handle(),
+    "torch.cuda.Event.from_ipc_handle": lambda: torch.cuda.Event.from_ipc_handle(torch.device("cuda"), b"\0" * 64),
+    "torch.distributed._symmetric_memory": lambda: symmetric_memory().empty(1, device="cuda"),
     "torch.utils.cpp_extension": lambda: cpp_extension.load("mine", ["bind.cpp", "kernel.cu"]),
     "torch.utils.cpp_extension, inline": lambda: cpp_extension.load_inline("mine", "", cuda_sources=["int x;"]),
     "Triton": lambda: __import__("triton_program"),
@@ -58,6 +58,10 @@ def cuda_array():
     tensor = torch.ones(1).cuda()
     assert not hasattr(tensor, "__cuda_array_interface__")  # Libraries that ask first take the tensor as the CPU's.
     return tensor.__cuda_array_interface__
+
+
+def symmetric_memory():
+    return importlib.import_module("torch.distributed._symmetric_memory")
 
 
 def unknown_to_gloo():
