@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _EXTENSIONS = "torch.utils.cpp_extension"
-_TRITON = "triton.runtime.jit"
+_TRITON, _TUNER = "triton.runtime.jit", "triton.runtime.autotuner"
 _TORCHS_OWN = ("aten", "prims")
 
 
@@ -29,6 +29,7 @@ def install() -> None:
     _install_attention()
     when_imported(_EXTENSIONS, _patch_extensions)
     when_imported(_TRITON, lambda: replace(f"{_TRITON}.JITFunction.run", _exit_at_kernel))
+    when_imported(_TUNER, lambda: replace(f"{_TUNER}.Autotuner.run", _exit_at_kernel))
     _install_out_dtype()
     # torch.library.impl and torch.library.custom_op call it, too.
     wrap("torch.library.Library.impl", _register_for_cpu)
@@ -53,7 +54,12 @@ def _patch_extensions() -> None:
 
 
 def _exit_at_kernel(self: Any, *_args: Any, **_kwargs: Any) -> Any:
-    unsupported_function(f"Triton kernel {getattr(self, '__name__', '')}")()
+    kernel = self
+    while hasattr(kernel, "fn"):  # Of a tuner, of its heuristics, and the function itself.
+        kernel = kernel.fn
+    code = getattr(kernel, "__code__", None)
+    place = f" of {code.co_filename}:{code.co_firstlineno}" if code else ""
+    unsupported_function(f"Triton kernel {getattr(kernel, '__name__', '')}{place}")()
 
 
 def _register_for_cpu(

@@ -1,7 +1,8 @@
 """Exits a worker whose script uses CUDA functions that fake CUDA does not support.
 
-Runs in a worker of a dry run. Writes one line that names the call and the script's line, and exits with ``NEEDS_GPU``;
-where the script has not caught an exception of torch for want of a GPU, after its traceback.
+Runs in a worker of a dry run. Writes one line and exits with ``NEEDS_GPU``; where the script has not caught an
+exception of torch for want of a GPU, after its traceback. The line names the call, the script's line, the innermost
+line of a library, the reason, and what to do.
 Never raises: a script could catch the exception, and its next collective would wait for the other ranks for ever.
 """
 
@@ -27,10 +28,30 @@ if TYPE_CHECKING:
 unsupported_calls: set[str] = set()
 """Names of all unsupported functions and classes."""
 
-_PACKAGE_FOLDER = str(Path(__file__).parents[2]) + os.sep
+_PACKAGE_FOLDER = str(Path(__file__).parents[3]) + os.sep
 _TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+_TRITON_FOLDERS = tuple(f"{folder}triton{os.sep}" for folder in _PACKAGES)
 _MAX_ERROR_CHARS = 300
+_SKIP = "skip it in a dry run, where torch.cuda.get_device_name() contains 'simulated'"
+_REASONS = (
+    ("No module named 'triton", "", "install Triton here, too: it needs no GPU before a kernel starts"),
+    ("Triton kernel", "Triton compiles for GPUs only", "choose an implementation without Triton in a dry run"),
+    ("raph", "a graph is work that a GPU has recorded", "run it without graphs in a dry run"),
+    ("ipc_handle", "a handle names an event of a GPU", _SKIP),
+    ("symm", "a kernel on one GPU uses the memory of the others", "use process groups in a dry run"),
+    ("NCCL", "NCCL connects GPUs only", "use torch.distributed.new_group, which a dry run simulates"),
+    ("cuda.nccl", "NCCL connects GPUs only", "use torch.distributed.new_group, which a dry run simulates"),
+    ("cuda.comm", "it copies between several GPUs of one process", _SKIP),
+    ("cpp_extension", "CUDA sources run on GPUs only", _SKIP),
+    ("jiterator", "CUDA sources run on GPUs only", _SKIP),
+    ("tream", "a library made this stream on a GPU", _SKIP),
+    ("ool", "it manages the memory of a GPU", _SKIP),
+    ("lloc", "it manages the memory of a GPU", _SKIP),
+    ("", "the CPU has no counterpart", _SKIP),
+)
+"""A part of the call or the error, why that needs a GPU, and what to do. The first that matches holds."""
 _NO_GPU_MESSAGES = (
     "Torch not compiled with CUDA",
     "PyTorch was compiled without CUDA",
@@ -67,7 +88,7 @@ def unsupported_function(call: str) -> Callable[..., NoReturn]:
     unsupported_calls.add(call)
 
     def unsupported(*_args: Any, **_kwargs: Any) -> NoReturn:
-        exit_unsupported(call, _script_frame(traceback.extract_stack()))
+        exit_unsupported(call, traceback.extract_stack())
 
     return unsupported
 
@@ -100,14 +121,17 @@ def excepthook(error_type: type[BaseException], error: BaseException, trace: Tra
         # The bootstrap has recorded the exception as the script's failure.
         os.unlink(os.environ["TORCHELASTIC_ERROR_FILE"])
     headline = f"{error_type.__name__}: {error}".splitlines()[0][:_MAX_ERROR_CHARS]
-    exit_unsupported(_called_from(frame, trace), frame, headline)
+    exit_unsupported(_called_from(frame, trace), traceback.extract_tb(trace), headline)
 
 
-def exit_unsupported(call: str, frame: traceback.FrameSummary | None, error: str = "") -> NoReturn:
-    """Write one line that names ``call``, the script's line and torch's ``error``, and exit with ``NEEDS_GPU``."""
-    where = f"{frame.filename}:{frame.lineno}: " if frame else ""
-    reason = f" ({error})" if error else ""
-    line = f"ddplaunch: {where}{call} needs a real GPU{reason}; skip it in a dry run\n"
+def exit_unsupported(call: str, frames: traceback.StackSummary, error: str = "") -> NoReturn:
+    """Write one line about ``call``, made from ``frames``, with torch's ``error``, and exit with ``NEEDS_GPU``."""
+    script, library = _script_frame(frames), _library_frame(frames)
+    where = f"{script.filename}:{script.lineno}: " if script else ""
+    through = f", called by {library.filename}:{library.lineno}" if library and library != script else ""
+    why, advice = next((why, advice) for part, why, advice in _REASONS if part in f"{call} {error}")
+    reason = f" ({error})" if error else f": {why}"
+    line = f"ddplaunch: {where}{call}{through} needs a real GPU{reason}; {advice}\n"
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -118,8 +142,16 @@ def exit_unsupported(call: str, frame: traceback.FrameSummary | None, error: str
 def _script_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
     """The innermost frame of the script; without one, the innermost frame of a library other than torch."""
     outside = [frame for frame in frames if not frame.filename.startswith((_PACKAGE_FOLDER, _TORCH_FOLDER, "<"))]
-    of_script = [frame for frame in outside if not frame.filename.startswith(_LIBRARIES)]
+    script = getattr(sys.modules.get("__main__"), "__file__", None)  # May be a library's, too.
+    of_script = [frame for frame in outside if frame.filename == script or not frame.filename.startswith(_LIBRARIES)]
     found = of_script or outside
+    return found[-1] if found else None
+
+
+def _library_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
+    """The innermost frame of a library that is neither torch nor Triton."""
+    own = (_PACKAGE_FOLDER, _TORCH_FOLDER, *_TRITON_FOLDERS)
+    found = [frame for frame in frames if frame.filename.startswith(_PACKAGES) and not frame.filename.startswith(own)]
     return found[-1] if found else None
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 
 import torch
 import torch.distributed as dist
@@ -37,21 +38,43 @@ CALLS = {
     "torch.utils.cpp_extension": lambda: cpp_extension.load("mine", ["bind.cpp", "kernel.cu"]),
     "torch.utils.cpp_extension, inline": lambda: cpp_extension.load_inline("mine", "", cuda_sources=["int x;"]),
     "Triton": lambda: __import__("triton_program"),
+    "Triton, missing": lambda: without_triton(),
+    "torch.cuda.CUDAGraph, in a library": lambda: library(),
     "what NCCL can and this torch's gloo cannot": lambda: unknown_to_gloo(),
     "tensor.__cuda_array_interface__": lambda: cuda_array(),
     "other calls into CUDA": lambda: torch._C._cuda_getCurrentRawStream(0),
 }
+
+LIBRARY = f"{sysconfig.get_path('purelib')}/a_library/steps.py"
+
+ADVICE = {
+    "Triton": "add_kernel of {folder}/triton_program.py:3 needs a real GPU: Triton compiles for GPUs only; choose an",
+    "Triton, missing": "install Triton here, too",
+    "torch.cuda.CUDAGraph, in a library": f"called by {LIBRARY}:2 needs a real GPU: a graph",
+    "torch.cuda.CUDAGraph": "needs a real GPU: a graph is work that a GPU has recorded; run it without graphs",
+    "torch.distributed._symmetric_memory": "needs a real GPU: a kernel on one GPU uses the memory of the others; use",
+    "torch.distributed.ProcessGroupNCCL": "needs a real GPU: NCCL connects GPUs only; use torch.distributed.new_group",
+    "torch.cuda.MemPool": "needs a real GPU: it manages the memory of a GPU; skip it in a dry run, where torch",
+}
+"""Parts of the line about some calls: why they are refused, and what to do."""
 
 
 REFUSED_BY_TORCH = {
     "what NCCL can and this torch's gloo cannot",
     "tensor.__cuda_array_interface__",
     "other calls into CUDA",
+    "Triton, missing",
 }
-"""Calls that end with an exception of torch; with Triton's, where it is not installed."""
+"""Calls that end with an exception."""
 
-if not importlib.util.find_spec("triton"):
-    REFUSED_BY_TORCH.add("Triton")
+
+def library():
+    """Run code of a library that is installed, for all that its file name says."""
+    exec(compile("import torch\ntorch.cuda.CUDAGraph()", LIBRARY, "exec"), {})
+
+
+def without_triton():
+    raise ModuleNotFoundError("No module named 'triton.language'")
 
 
 def cuda_array():
@@ -75,6 +98,21 @@ import torch, triton
 def add_kernel(x): pass
 add_kernel[(1,)](torch.ones(1, device="cuda"))
 """
+
+TRITON_STUB = """
+class JITFunction:
+    def __init__(self, fn): self.fn = fn
+    def __getitem__(self, grid): return self.run
+    def run(self, *args): raise RuntimeError("0 active drivers")
+"""
+"""Triton's place in torch's dry run, where it is not installed."""
+
+
+def write_triton(folder):
+    os.makedirs(f"{folder}/triton/runtime")
+    for name, text in (("runtime/jit", TRITON_STUB), ("__init__", "from triton.runtime.jit import JITFunction as jit")):
+        with open(f"{folder}/triton/{name}.py", "w") as file:
+            file.write(text)
 
 
 def outcome(call):
@@ -103,6 +141,8 @@ def main():
     with open(f"{folder}/triton_program.py", "w") as file:
         file.write(TRITON)
     sys.path.insert(0, folder)
+    if not importlib.util.find_spec("triton"):
+        write_triton(folder)
     for name, call in CALLS.items():
         owner, _, last = name.partition(",")[0].rpartition(".")
         if owner in ("torch.cuda", "torch.accelerator") and not hasattr(sys.modules[owner], last):
@@ -111,12 +151,13 @@ def main():
         code, said = outcome(call)
         place = rf"{re.escape(folder)}/triton_program.py:\d" if name == "Triton" else rf"{re.escape(__file__)}:\d+"
         is_refused = name in REFUSED_BY_TORCH
-        reason = r" \(\w+Error: .+\)" if is_refused else ""
-        line = rf"ddplaunch: {place}: .+ needs a real GPU{reason}; skip it in a dry run"
+        reason = r" \(\w+Error: .+\)" if is_refused else ": .+"
+        line = rf"ddplaunch: {place}: .+ needs a real GPU{reason}; .+"
         assert (code, bool(re.search(rf"(?m)^{line}\n\Z", said))) == (85, True), f"{name}: {code}, {said}"
         assert is_refused == said.startswith("Traceback"), said
-        named = {"Triton": "triton", "other calls into CUDA": "_cuda_getCurrentRawStream"}.get(name, name.split(",")[0])
+        named = {"other calls into CUDA": "_cuda_getCurrentRawStream"}.get(name, name.split(",")[0])
         assert named in said or "gloo" in name, said
+        assert ADVICE.get(name, "").format(folder=folder) in said, said
         print(f"refused: {name}")
     # Sources in C++ alone go to the compiler, which does not find this one.
     code, said = outcome(lambda: cpp_extension.load("mine", ["no such file.cpp"], build_directory=folder))
