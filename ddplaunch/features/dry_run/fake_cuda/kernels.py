@@ -85,8 +85,12 @@ def _install_out_dtype() -> None:
             *operands, out_dtype = tensors
             return product(*(operand.to(out_dtype) for operand in operands), **scales)
 
-        if hasattr(getattr(torch.ops.aten, name), "dtype"):
-            library.impl(f"{name}.dtype", compute, "CPU")  # type: ignore[no-untyped-call]
+        def compute_into(*tensors: Any, out: Any, compute: Any = compute, **scales: Any) -> Any:
+            return out.copy_(compute(*tensors, **scales))
+
+        for overload, kernel in (("dtype", compute), ("dtype_out", compute_into)):
+            if hasattr(getattr(torch.ops.aten, name), overload):
+                library.impl(f"{name}.{overload}", kernel, "CPU")  # type: ignore[no-untyped-call]
     _library.append(library)
 
 

@@ -37,7 +37,11 @@ _MAX_ERROR_CHARS = 300
 _SKIP = "skip it in a dry run, where torch.cuda.get_device_name() contains 'simulated'"
 _REASONS = (
     ("No module named 'triton", "", "install Triton here, too: it needs no GPU before a kernel starts"),
-    ("Triton kernel", "Triton compiles for GPUs only", "choose an implementation without Triton in a dry run"),
+    (
+        "Triton kernel",
+        "Triton compiles for GPUs only",
+        "choose an implementation without Triton; many libraries do where it is not installed",
+    ),
     ("raph", "a graph is work that a GPU has recorded", "run it without graphs in a dry run"),
     ("ipc_handle", "a handle names an event of a GPU", _SKIP),
     ("symm", "a kernel on one GPU uses the memory of the others", "use process groups in a dry run"),

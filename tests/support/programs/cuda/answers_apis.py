@@ -53,6 +53,9 @@ def check_out_dtype():
     assert torch.equal(torch.mm(a[0], a[0], out_dtype=torch.float32), exact[0])
     assert torch.equal(torch.addmm(exact[0], a[0], a[0], out_dtype=torch.float32, beta=2), 3 * exact[0])
     assert torch.equal(torch.baddbmm(exact, a, a, out_dtype=torch.float32), 2 * exact)
+    total = exact[0].clone()
+    assert torch.addmm(total, a[0], a[0], out_dtype=torch.float32, out=total) is total
+    assert torch.equal(total, 2 * exact[0])
 
 
 def check_autocast_of_operations():
