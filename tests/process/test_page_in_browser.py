@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.features.page import serve
 from ddplaunch.features.page.make import make
 from tests.support import chromium, run_folders
 from tests.support.chromium import Chromium
+from tests.support.processes import wait_until
+from tests.support.run_folders import with_logs
 
 DATA = Path(__file__).parent / "data"
 EVIL = "</script><script>console.error(1)</script><img src='http://127.0.0.1:9/x' onerror='console.error(2)'>"
@@ -46,6 +49,49 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         run_folders.write(base / "launchers" / name, lines=5, message=EVIL)
     (base / "launchers" / ".ddplaunch-nodes").touch()
     return {name: f"file://{make(folder)}" for name, folder in folders.items()}
+
+
+INDEX = [
+    (f"{name}/", name, "2026-11-22 08:33", "1h00m", result, f"ddplaunch --hosts 'gpu[1-9]' {script} --lr 1e-3", cause)
+    for name, script, result, cause in (
+        ("20261122-083320-a1b2c3", "train.py", "running", ""),
+        ("20261122-083320-b1b2c3", "eval.py", "exit 0", ""),
+        ("x" * 128, "t" * 300, "exit 1", f"rank 3 on gpu1: {'KeyError' * 40}"),
+    )
+]
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_list_of_runs_fits_and_can_be_filtered(browser: Chromium, tmp_path: Path, width: int):
+    path = tmp_path / "index.html"
+    path.write_text(serve.index(INDEX))
+    browser.open(f"file://{path}", width)
+    found = browser.evaluate(OVERLAPS)
+    assert (found["bad"], found["width"] <= width) == ([], True)
+    inside = "[...document.querySelectorAll('.scroll')].every((each) => each.scrollWidth <= each.clientWidth)"
+    assert width > 400 or browser.evaluate(inside), "nothing must be scrolled aside"
+    shown = "[...document.querySelectorAll('.runs tbody tr')].filter((row) => row.checkVisibility()).length"
+    assert browser.evaluate(shown) == 3
+    for text, count in (("EVAL", 1), ("hosts running", 1), ("nothing", 0), ("", 3)):
+        browser.evaluate(f"document.getElementById('filter').value = '{text}'")
+        browser.evaluate("document.getElementById('filter').dispatchEvent(new Event('input'))")
+        assert browser.evaluate(shown) == count, text
+    assert browser.problems == []
+
+
+def test_without_a_script_the_list_has_no_filter(browser: Chromium, tmp_path: Path):
+    (tmp_path / "index.html").write_text(serve.index(INDEX))
+    browser.open(f"file://{tmp_path}/index.html", 400, script=False)
+    browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert browser.evaluate("document.querySelector('.filter').hidden")
+
+
+def test_a_victim_has_another_colour_than_the_culprit(browser: Chromium, tmp_path: Path):
+    browser.open(f"file://{make(with_logs(tmp_path))}")
+    colour = "getComputedStyle(document.querySelector('.b-{}')).fill"
+    assert browser.evaluate(colour.format("failed")) != browser.evaluate(colour.format("victim"))
+    browser.evaluate("document.querySelector('#output a[href$=\"stdout.log\"]').click()")
+    wait_until(lambda: browser.evaluate("document.body.innerText").strip() == "x", 30)
 
 
 @pytest.mark.parametrize("name", ["small", "large", "evil", "launchers", "empty"])

@@ -52,6 +52,26 @@ def write(
     return folder
 
 
+def with_logs(folder: Path) -> Path:
+    """A run that has failed, with log files of rank 3 and 4, a failure page, and ranks that have lost it."""
+    write(folder, lines=5)
+    for local_rank in (3, 4):
+        logs = folder / "gpu1" / "attempt_1" / str(local_rank)
+        logs.mkdir(parents=True)
+        (logs / "stdout.log").write_text("x\n")
+    report = json.loads((folder / "report.json").read_text())
+    for worker in report["attempts"][1]["exits"][4:8]:
+        error = {"message": "RuntimeError: Connection closed by peer", "traceback": "Traceback\nRuntimeError"}
+        worker.update(returncode=1, stopped=False, error={**error, "time_s": START})
+    (folder / "report.json").write_text(json.dumps(report))
+    failed = f"{' ddplaunch: the job failed ':=^80}\nrank 3 on gpu1 failed: KeyError: 'lr'\n\n  | Traceback\n\n"
+    failed += "then:     ranks 4-7 lost a peer\nlog:      /logs/3/stderr.log\nhint:     Look there.\n"
+    (folder / "report.txt").write_text(failed)
+    shown = "\x1b[31mepoch 1\x1b[0m\nepoch 2: 10 %\repoch 2: 90 %\n"
+    (folder / "console.log").write_text(f"{'an early line' * 9_000}\n{shown}{failed}")
+    return folder
+
+
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
 

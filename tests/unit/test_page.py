@@ -200,7 +200,8 @@ def test_all_is_in_one_file_that_asks_for_nothing(folder: Path):
     policy = next(attrs["content"] for attrs in Parsed(text).all("meta") if "http-equiv" in attrs)
     assert str(policy).startswith("default-src 'none'; style-src 'sha256-")
     assert not re.findall(r"\b(?:src|srcset|action|poster|background)=", text)
-    assert set(re.findall(r'href="(.)', text)) == {"#"}
+    links = {address for address in re.findall(r'href="([^"]*)', text) if not address.startswith("#")}
+    assert links == {"report.json", "events.jsonl"}, "relative, in the run folder, and followed only by a click"
     assert not re.findall(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
 
 
@@ -281,6 +282,38 @@ def test_control_sequences_are_taken_out_and_long_texts_are_cut():
     assert line("a\nb\tc") == "a b c"
     assert len(block("y" * 10_000_000)) < 3000
     assert "are left out" in block("z\n" * 100_000, 1000)
+
+
+def test_the_end_of_the_output_and_links_to_the_logs_that_are_here(tmp_path: Path):
+    text = render.page(run_folders.with_logs(tmp_path), NOW)
+    page = Parsed(text)
+    assert page.words.count("epoch 1 epoch 2: 90 %") == 1
+    assert "an early line" not in page.words
+    addresses = {each["href"] for each in page.all("a")}
+    assert {"console.log", "report.txt", "gpu1/attempt_1/3/stdout.log", "gpu1/attempt_1/4/stdout.log"} <= addresses
+    assert all((tmp_path / str(address)).is_file() for address in addresses if not str(address).startswith("#"))
+    assert re.search(r"<title>✕ train.py - 2", text)
+
+
+def test_no_sentence_of_the_failure_stands_there_twice(tmp_path: Path):
+    page = Parsed(render.page(run_folders.with_logs(tmp_path), NOW))
+    table = page.words.index("since start")
+    around = page.words[:table] + page.words[page.words.index("Failure", table) :]
+    for text in (
+        "rank 3 on gpu1 failed: KeyError",
+        "Traceback (most",
+        "then ranks 4-7 lost a peer",
+        "hint Look there.",
+    ):
+        assert around.count(text) == 1, text
+    assert "failed: rank 3" not in page.words, "nor at the end of the run"
+
+
+def test_a_rank_that_has_lost_a_peer_is_not_drawn_as_one_that_has_failed(tmp_path: Path):
+    files = reading.read(run_folders.with_logs(tmp_path))
+    ends = {bar.rank: bar.end for bar in story(files, NOW).nodes["gpu1"] if bar.attempt == 1}
+    assert [ends[rank] for rank in range(8)] == ["stopped"] * 3 + ["failed"] + ["victim"] * 4
+    assert "lost a peer, as a consequence" in Parsed(render.page(tmp_path, NOW)).words
 
 
 # Damaged folders.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import re
 import socket
@@ -80,6 +81,38 @@ def test_the_index_leads_to_each_page_and_nothing_is_written(server: _Server, ba
         assert status == 200
         assert "KeyError: &#39;lr&#39;" in text
     assert sorted(base.rglob("*")) == before
+
+
+def test_the_files_to_which_a_page_leads_are_served_as_text_and_no_others(
+    server: _Server, base: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (base / "run-a" / "console.log").write_text("<b>é</b>\n")
+    (base / "run-a" / "secret").write_text("no link leads here")
+    monkeypatch.setattr(serve, "_FRESH_S", 0)
+    pages = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])
+    [page] = [each for each in pages if "run-a" in ask(server, f"/{server.token}/{each}")[1]]
+    status, text, headers = ask(server, f"/{server.token}/{page}console.log")
+    assert (status, text) == (200, "<b>é</b>\n")
+    assert headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    for name in ("secret", "run.json", "./console.log", "x/../console.log", "..%2frun-b%2freport.json", "samples/"):
+        assert ask(server, f"/{server.token}/{page}{name}")[:2] == (404, "")
+    monkeypatch.setattr(serve, "_MAX_FILE_BYTES", 1 << 20)
+    (base / "run-a" / "console.log").write_text("12345678\n" * (1 << 18))
+    text = ask(server, f"/{server.token}/{page}console.log")[1]
+    assert text.startswith("... only the last 1 MB of console.log are here\n12345678\n")
+    assert len(text) < (1 << 20) + 100
+
+
+def test_runs_that_go_on_come_first(server: _Server, base: Path):
+    (base / "run-a" / "report.json").unlink()
+    with (base / "run-a" / ".ddplaunch-run").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = ask(server, f"/{server.token}/")[1]
+    assert re.findall(r">(run-[ab])</a>.*?<td>(running|exit 1)</td>", text) == [
+        ("run-a", "running"),
+        ("run-b", "exit 1"),
+    ]
 
 
 def test_without_the_token_or_for_anything_else_there_is_nothing(server: _Server):

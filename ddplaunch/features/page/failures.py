@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
+from ddplaunch.features.page import output
 from ddplaunch.features.page.reading import block, content, line
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.display.failure_page import failure_line, how
+from ddplaunch.launcher.display.failure_page import failure_line, how, is_victim
 from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.system.files.run_folder import FAILURE_PAGE
 from ddplaunch.text import clock, duration, fold_ints, grouped
@@ -33,17 +34,32 @@ _MAX_TEXT, _OTHERS = 30_000, 0.2
 """Characters of a text; of the failures that follow the first, this share."""
 
 _MAX_HANGS, _MAX_TEXTS = 3, 6
+_TRACEBACK = "Traceback (most recent call last):"
+_REMARK = r"^(before|then|stopped|logs?|hint|left): +(\S.*)$"
+"""Of report.txt."""
+
 _MAX_ROWS = 16
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed worker."""
+    """A failed worker.
 
+    Attributes:
+        who: its rank and host.
+        title: the same, and why it has failed.
+        tail: its last lines, up to its traceback.
+        links: name and address of its log files.
+        is_victim: it has failed for lack of a peer.
+    """
+
+    who: str
     title: str
     facts: str
     traceback: str
     tail: str
+    links: Sequence[tuple[str, str]] = ()
+    is_victim: bool = False
 
 
 def of_run(files: RunFiles, share: float = 1.0) -> tuple[list[Failure], int]:
@@ -59,7 +75,8 @@ def of_run(files: RunFiles, share: float = 1.0) -> tuple[list[Failure], int]:
     failed = [each for each in exits if each.returncode and not each.stopped and (not first or each.rank != first.rank)]
     shown = [*([first] if first else []), *failed]
     texts = [
-        _failure(each, share * (1.0 if index == 0 else _OTHERS)) for index, each in enumerate(shown[: _MAX_OTHERS + 1])
+        _failure(files, each, share * (1.0 if index == 0 else _OTHERS), first)
+        for index, each in enumerate(shown[: _MAX_OTHERS + 1])
     ]
     return texts, max(0, len(shown) - _MAX_OTHERS - 1)
 
@@ -77,11 +94,17 @@ def _from_folder(folder: Path, share: float) -> Iterator[Failure]:
                 message = run_json.text(details, "message").strip()
                 traceback = run_json.text(extra, "py_callstack") if isinstance(extra, dict) else ""
                 why = f": {line(message.splitlines()[0], 600)}" if message else ""
-                title = f"rank {int(match[1])} failed{why}"
-                yield Failure(title, "", block(traceback or message, limit), block(tail, limit))
+                who = f"rank {int(match[1])}"
+                text = block(traceback or message, limit)
+                yield Failure(who, f"{who} failed{why}", "", text, block(_before_traceback(tail, text), limit))
 
 
-def _failure(exit_: WorkerExit, share: float) -> Failure:
+def _before_traceback(tail: str, traceback: str) -> str:
+    """The last lines without the traceback that is shown anyway."""
+    return tail.partition(_TRACEBACK)[0].rpartition("\n")[0] if traceback and _TRACEBACK in tail else tail
+
+
+def _failure(files: RunFiles, exit_: WorkerExit, share: float, first: WorkerExit | None) -> Failure:
     facts = [
         f"at {clock(exit_.time_s)} by its host's clock" if exit_.time_s else "",
         f"ran for {duration(exit_.duration_s)}",
@@ -92,8 +115,15 @@ def _failure(exit_: WorkerExit, share: float) -> Failure:
     ]
     text = (exit_.error.traceback or exit_.error.message) if exit_.error else ""
     limit = int(_MAX_TEXT * share)
-    title = line(failure_line(exit_), 700)
-    return Failure(title, " · ".join(filter(None, facts)), block(text, limit), block("\n".join(exit_.tail), limit))
+    return Failure(
+        line(f"rank {exit_.rank} on {exit_.host}", 300),
+        line(failure_line(exit_), 700),
+        " · ".join(filter(None, facts)),
+        block(text, limit),
+        block(_before_traceback("\n".join(exit_.tail), text), limit),
+        output.of_worker(files, exit_.host, files.attempts[-1].attempt if files.attempts else 0, exit_.local_rank),
+        is_victim(exit_, first) and exit_ is not first,
+    )
 
 
 def sentences(files: RunFiles) -> list[str]:
@@ -110,14 +140,26 @@ def _why_no_restart(attempt: AttemptResult) -> str:
     return "" if is_told else attempt.decision
 
 
-def texts(files: RunFiles, share: float = 1.0) -> list[tuple[str, str]]:
+def remarks(files: RunFiles) -> list[tuple[str, str]]:
+    """What the failure page says besides the failure: who failed as a consequence, where the logs are, the hint, ...
+
+    Word and text of each, as report.txt has them; of the first launcher that has one.
+    """
+    for folder in files.launchers:
+        text = content(folder / FAILURE_PAGE, 1 << 20).decode("utf-8", "replace")
+        if found := re.findall(_REMARK, text, re.MULTILINE):
+            return [(line(word), line(rest)) for word, rest in found[:_MAX_ROWS]]
+    return []
+
+
+def texts(files: RunFiles, share: float = 1.0, *, with_page: bool = True) -> list[tuple[str, str]]:
     """Name and text of report.txt and of the reports of hangs; of several launchers, of the first that have some.
 
-    ``share``: of the usual length of texts.
+    ``share``: of the usual length of texts. ``with_page``: report.txt, too, of which else all is told.
     """
     found: list[tuple[str, str]] = []
     for folder in files.launchers:
-        of_folder = _texts(folder)
+        of_folder = [(name, body) for name, body in _texts(folder) if with_page or name != FAILURE_PAGE]
         if len(found) + len(of_folder) <= _MAX_TEXTS:
             before = "" if folder == files.folder else f"{folder.name}/"
             found += [(line(f"{before}{name}", 200), block(body, int(_MAX_TEXT * share))) for name, body in of_folder]

@@ -133,6 +133,16 @@ def content(path: Path, limit: int = _MAX_BYTES) -> bytes:
     return b""
 
 
+def last_part(path: Path, limit: int) -> bytes:
+    """The whole lines in the last ``limit`` bytes of a regular file; empty if it cannot be read."""
+    with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path, os.O_NOFOLLOW) as file:
+        start = max(0, os.fstat(file.fileno()).st_size - limit)
+        file.seek(start)
+        data = file.read(limit)
+        return data[data.find(b"\n") + 1 :] if start else data
+    return b""
+
+
 # Text of other processes.
 
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.features.page import charts, failures, usage
+from ddplaunch.features.page import charts, failures, output, usage
 from ddplaunch.features.page.reading import RunFiles, line, read
 from ddplaunch.features.page.story import USES, Moment, Story, story, time_uses
 from ddplaunch.features.runs import run_json
@@ -97,6 +97,8 @@ def _filled(files: RunFiles, told: Story, used_part: dict[str, Any], now_s: floa
     """The page. ``used_part``: the charts, and what the template says of them; ``share``: of the usual text lengths."""
     style, script = source("page.css"), source("page.js")
     failed, not_shown = failures.of_run(files, share)
+    cause, remarks, sentences = _cause(files, failed), failures.remarks(files), failures.sentences(files)
+    ranks, ranks_left_out = output.rank_links(files)
     uses = _time_uses(told)
     return (
         environment()
@@ -104,7 +106,8 @@ def _filled(files: RunFiles, told: Story, used_part: dict[str, Any], now_s: floa
         .render(
             run_id=line((files.report or files.started).run_id or files.folder.name, 128),
             badge=badge(files),
-            cause=_cause(files, failed),
+            program=_script(files),
+            cause=cause,
             command=_command(files),
             facts=_facts(files, told),
             time_uses=uses,
@@ -113,8 +116,14 @@ def _filled(files: RunFiles, told: Story, used_part: dict[str, Any], now_s: floa
             **used_part,
             failures=failed,
             failures_left_out=not_shown,
-            sentences=failures.sentences(files),
-            texts=failures.texts(files, share),
+            remarks=remarks,
+            sentences=[text for text in sentences if text != cause],
+            texts=failures.texts(files, share, with_page=not remarks),
+            last_lines=output.last_lines(files, share),
+            links=output.run_links(files),
+            ranks=ranks,
+            ranks_left_out=ranks_left_out,
+            are_elsewhere=not ranks and any("folder" in event for event in files.events),
             tables=_tables(files),
             environment=_run_environment(files),
             missing=files.missing,
@@ -213,6 +222,11 @@ def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
     ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
     reasons = [*failures.sentences(files), line(run_json.text(ended, "text"))]
     return next(filter(None, reasons), "")
+
+
+def _script(files: RunFiles) -> str:
+    """The name of the script, without its folders; empty if it is not known."""
+    return line(files.started.script.rpartition("/")[2], 128)
 
 
 def _command(files: RunFiles) -> str:

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import html
 import os
+import re
 import secrets
 import socket
 import threading
 import time
+import urllib.parse
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,7 @@ from markupsafe import Markup
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.features.come_back import past_runs
 from ddplaunch.features.page import render
+from ddplaunch.features.page.reading import last_part
 from ddplaunch.features.runs import run_folders
 
 if TYPE_CHECKING:
@@ -46,8 +50,10 @@ _FRESH_S = 5.0
 """A page is made at most so often; meanwhile the last one is shown."""
 
 _NOTHING = "default-src 'none'; "
+_HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+_MAX_FILE_BYTES = 4 << 20
+
 _HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -133,15 +139,23 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no problem (overrides ``BaseServer``)."""
 
-    def page(self, name: str) -> str | None:
-        """The page at this part of an address: the index, or that of a run; None if there is none."""
+    def answer(self, name: str) -> tuple[str, bytes] | None:
+        """Type and content at this part of an address: the index, a run's page, a file that it names; None: nothing."""
         runs = past_runs.found(self.log_dir)[:_MAX_LISTED]
         found = [(run, run_folders.run_of(folders[0])) for run, folders in runs]
         entries = {_key(folder): (run, folder) for run, folder in found}
         if not name:
-            return index([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in entries.items()])
-        known = entries.get(name.removesuffix("/"))
-        return self._page_of(known[1]) if known else None
+            listed = sorted(entries.items(), key=lambda entry: entry[1][0].result != past_runs.RUNNING)
+            return _HTML, _bytes(index([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in listed]))
+        key, _, file = name.partition("/")
+        if key not in entries:
+            return None
+        folder = entries[key][1]
+        text = self._page_of(folder)
+        if not file:
+            return _HTML, _bytes(text)
+        # No other name is ever joined to a path.
+        return (_TEXT, _last_part(folder / _file_name(file))) if file in _links(text) else None
 
     def _page_of(self, folder: Path) -> str:
         with self._making:  # One at a time: a page takes up to some seconds of CPU.
@@ -158,16 +172,39 @@ def _cut_off(request: socket.socket) -> None:
         request.shutdown(socket.SHUT_RDWR)
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _links(page: str) -> set[str]:
+    """The addresses of files to which a page leads, as they stand there."""
+    return {html.unescape(address) for address in re.findall(r' href="([^"#]+)"', page)}
+
+
+def _file_name(address: str) -> str:
+    return os.fsdecode(urllib.parse.unquote_to_bytes(address))
+
+
+def _last_part(path: Path) -> bytes:
+    """A file, or of a long one its last lines."""
+    data = last_part(path, _MAX_FILE_BYTES)
+    is_cut = os.path.isfile(path) and path.stat().st_size > _MAX_FILE_BYTES
+    return (
+        f"... only the last {_MAX_FILE_BYTES >> 20} MB of {path.name} are here\n".encode() if is_cut else b""
+    ) + data
+
+
 def _key(folder: Path) -> str:
     """The folder of a run in an address: a name may have any characters, and several runs one name."""
     return hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
 
 
 def index(runs: Sequence[tuple[str, ...]]) -> str:
-    """The list. Each run: the address of its page, then run id, start, duration, result, command and first cause."""
-    style = render.source("page.css")
+    """The list, in this order. Each run: the address of its page, and what ``past_runs.cells`` says of it."""
+    style, script = render.source("page.css"), render.source("index.js")
     template = render.environment().get_template("index.html.j2")
-    return template.render(runs=runs, policy=render.policy(style), style=Markup(style))
+    policy = render.policy(style, script)
+    return template.render(runs=runs, policy=policy, style=Markup(style), script=Markup(script))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -186,35 +223,37 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
-        status, text = self._found()
-        self._send(status, text, with_body=with_body)
+        status, kind, body = self._found()
+        self._send(status, kind, body, with_body=with_body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what is no request, without a text (overrides ``BaseHTTPRequestHandler``)."""
         self.close_connection = True
-        self._send(code, "", with_body=False)
+        self._send(code, _TEXT, b"", with_body=False)
 
-    def _send(self, status: int, text: str, *, with_body: bool) -> None:
-        body = text.encode("utf-8", "replace")
+    def _send(self, status: int, kind: str, body: bytes, *, with_body: bool) -> None:
         self.send_response(status)
+        self.send_header("Content-Type", kind)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
-        self.send_header("Content-Security-Policy", f"{'' if text else _NOTHING}frame-ancestors 'none'")
+        self.send_header(
+            "Content-Security-Policy", f"{'' if body and kind == _HTML else _NOTHING}frame-ancestors 'none'"
+        )
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if with_body:
             self.wfile.write(body)
 
-    def _found(self) -> tuple[HTTPStatus, str]:
+    def _found(self) -> tuple[HTTPStatus, str, bytes]:
         if self.headers.get("Host", "").partition(":")[0].lower() not in _HOSTS:
-            return HTTPStatus.MISDIRECTED_REQUEST, ""
+            return HTTPStatus.MISDIRECTED_REQUEST, _TEXT, b""
         _, _, rest = self.path.partition("/")
         token, slash, name = rest.partition("?")[0].partition("/")
         if not slash or not secrets.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
-            return HTTPStatus.NOT_FOUND, ""
+            return HTTPStatus.NOT_FOUND, _TEXT, b""
         self.server.asking.pop(self.request, None)
-        text = self.server.page(name)
-        return (HTTPStatus.NOT_FOUND, "") if text is None else (HTTPStatus.OK, text)
+        found = self.server.answer(name)
+        return (HTTPStatus.OK, *found) if found else (HTTPStatus.NOT_FOUND, _TEXT, b"")
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is logged (overrides ``BaseHTTPRequestHandler``): addresses have the token."""

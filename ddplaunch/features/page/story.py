@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.page.reading import line
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.display.failure_page import is_victim
+from ddplaunch.protocol import first_failure
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import WorkerExit
 
 MARKS = {
-    "worker_failed": "failed",
+    "worker_failed": "failed",  # Or ``VICTIM``.
     "node_lost": "lost",
     "hang_reported": "hang",
     "hang_aborted": "hang",
@@ -35,6 +38,9 @@ MARKS = {
     "run_ended": "end",
 }
 """Kinds of events with a mark on the time axis, and the mark."""
+
+VICTIM = "victim"
+"""In place of ``failed``, for bars and marks: a rank that has lost a peer, because another one failed."""
 
 _FOLDED = {
     "agent_connected": "connected to {}",
@@ -70,7 +76,8 @@ class RankBar:
     """A rank in an attempt: from its start until it ended, and how.
 
     Attributes:
-        end: ``ok``, ``failed``, ``stopped``, ``lost`` with its node, or ``open``: it runs, or its end is not known.
+        end: ``ok``, ``failed``, ``VICTIM``, ``stopped``, ``lost`` with its node, or ``open``: it runs, or its end is
+            not known.
     """
 
     rank: int
@@ -120,7 +127,7 @@ def story(files: RunFiles, now_s: float) -> Story:
     first_s = min((span.start for span in of_attempts.values()), default=whole.end)
     ready = [float(event["t"]) for event in events if event["event"] == "agent_ready" and event["t"] <= first_s]
     imports = [number(event, "import_s") or 0.0 for event in events if event["event"] == "attempt_started"]
-    moments = list(_moments(events))
+    moments = list(_moments(events, _victims(files)))
     kept = _kept(moments)
     return Story(
         whole=whole,
@@ -193,9 +200,20 @@ def _quiet(events: Sequence[Json], end_s: float) -> list[Span]:
 # Nodes and ranks.
 
 
+def _victims(files: RunFiles) -> set[tuple[int, int]]:
+    """Attempt and rank of the workers that have failed for lack of a peer."""
+    return {
+        (attempt.attempt, each.rank)
+        for attempt in files.attempts
+        for each in first_failure.failures(attempt.exits)
+        if is_victim(each, attempt.cause or first_failure.first_failure(attempt.exits))
+    }
+
+
 def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> dict[str, list[RankBar]]:
     nodes: dict[str, list[RankBar]] = {}
     exits = {(attempt.attempt, each.rank): each for attempt in files.attempts for each in attempt.exits}
+    victims = _victims(files)
     lost = {run_json.text(event, "host"): float(event["t"]) for event in files.events if event["event"] == "node_lost"}
     for event, attempt, ranks in run_json.starts(files.events):
         known = attempts[attempt].end if attempt in attempts else end_s
@@ -204,7 +222,9 @@ def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> dict[str
         span = Span(start, lost_s if is_lost else max(start, known))
         bars = nodes.setdefault(line(run_json.text(event, "host"), 64), [])
         bars += [_bar(rank, attempt, span, exits.get((attempt, rank)), "lost" if is_lost else "open") for rank in ranks]
-    found = (nodes or _reported_nodes(exits, attempts)).items()
+    for host, bars in (nodes := nodes or _reported_nodes(exits, attempts)).items():
+        nodes[host] = [replace(bar, end=VICTIM) if (bar.attempt, bar.rank) in victims else bar for bar in bars]
+    found = nodes.items()
     return dict(sorted(found, key=lambda node: min(((bar.attempt, bar.rank) for bar in node[1]), default=(0, 0))))
 
 
@@ -228,9 +248,10 @@ def _bar(rank: int, attempt: int, span: Span, exit_: WorkerExit | None, without:
 # Moments.
 
 
-def _moments(events: Sequence[Json]) -> Iterator[Moment]:
+def _moments(events: Sequence[Json], victims: set[tuple[int, int]]) -> Iterator[Moment]:
     folded: dict[tuple[str, int | None], list[Json]] = {}
     failures: Counter[int | None] = Counter()
+    told: set[str] = set()
     for event in events:
         kind, attempt = str(event["event"]), integer(event, "attempt")
         if kind in _FOLDED:
@@ -238,14 +259,18 @@ def _moments(events: Sequence[Json]) -> Iterator[Moment]:
         elif kind not in ("dropped", "limit", "first_output", "node_left", "active"):
             failures[attempt] += kind == "worker_failed"
             if kind != "worker_failed" or failures[attempt] <= _MAX_FAILURES:
-                yield _moment(event)
+                moment = _moment(event, told)
+                is_victim_ = (attempt, integer(event, "rank")) in victims and kind == "worker_failed"
+                yield replace(moment, mark=VICTIM) if is_victim_ else moment
+                told.add(moment.text)
     for (kind, attempt), group in folded.items():
         yield _folded(kind, attempt, group)
     for event in next(([each] for each in events if each["event"] == "first_output"), []):
         yield Moment(float(event["t"]), "first output", _where(event), "the first output of a worker has arrived")
 
 
-def _moment(event: Json) -> Moment:
+def _moment(event: Json, told: set[str]) -> Moment:
+    """``told``: texts of earlier moments, which the end of the run does not repeat."""
     kind = str(event["event"])
     text = line(run_json.text(event, "text"))
     if kind == "quiet":
@@ -253,7 +278,7 @@ def _moment(event: Json) -> Moment:
     elif kind == "node_joined" and not text:
         text = f"ready to take part: {plural(integer(event, 'workers') or 0, 'worker')}"
     elif kind == "run_ended":
-        text = f"{line(run_json.text(event, 'outcome'), 20)}{f': {text}' if text else ''}"
+        text = f"{line(run_json.text(event, 'outcome'), 20)}{f': {text}' if text and text not in told else ''}"
     return Moment(float(event["t"]), kind.replace("_", " "), _where(event), text, MARKS.get(kind, ""))
 
 

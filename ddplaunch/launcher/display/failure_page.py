@@ -219,7 +219,7 @@ def _cut(line: str) -> str:
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
-    by_kind = grouped((_LOST_PEER if _is_victim(exit_, first) else _kind(exit_), exit_) for exit_ in failed)
+    by_kind = grouped((_LOST_PEER if is_victim(exit_, first) else _kind(exit_), exit_) for exit_ in failed)
     lost = [exit_.rank for exit_ in by_kind.pop(_LOST_PEER, [])]
     lines = [f"then:     {ranks(lost)} {_LOST_PEER}"] if lost else []
     groups = list(by_kind.values())
@@ -233,7 +233,7 @@ def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     return lines
 
 
-def _is_victim(exit_: WorkerExit, first: WorkerExit | None) -> bool:
+def is_victim(exit_: WorkerExit, first: WorkerExit | None) -> bool:
     """Whether it failed for lack of a peer, such as ``first``, which has another reason."""
     return first_failure.is_consequence(exit_) and not (first and first_failure.is_consequence(first))
 
