@@ -84,6 +84,7 @@ FEATURES = (
     Feature("metrics", ("launcher",), ("usage",), only="output.metrics_file"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
+    Feature("misplaced_options", ("launcher",), only="script_args", declares=False),
     Feature("host_filter", ("hosts",)),
     Feature("numa", ("cpus",)),
     Feature("hints", ("hints",), declares=False),

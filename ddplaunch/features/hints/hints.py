@@ -84,10 +84,6 @@ _HINTS = (
         "Put --pass-local-rank before the script: then the script gets --local-rank.",
     ),
     (
-        r"unrecognized arguments: -|[Nn]o such option: ?-",
-        "Options of ddplaunch stand before the script; what stands after it goes to the script.",
-    ),
-    (
         _raised("ProcessRaisedException|ProcessExitedException"),
         "If the script starts one process per GPU by itself (mp.spawn), call the function directly instead: ddplaunch "
         "has started these processes, and RANK, LOCAL_RANK and WORLD_SIZE are in the environment.",
