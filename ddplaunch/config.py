@@ -104,6 +104,7 @@ class OutputConfig:
         duplicate_stdout_filters: stdout lines that contain one of these texts are copied to ``filtered_stdout.log``.
         duplicate_stderr_filters: stderr lines that contain one of these texts are copied to ``filtered_stderr.log``.
         line_prefix: template of a console line's prefix: torchrun's macros, ${host}, ${time}; None: ``LINE_PREFIX``.
+            Empty: bytes are shown as they were written.
         page: make run.html in the run folder, while the run goes on and at its end.
         events: ``console`` writes torchrun's events as JSON lines.
         samples: agents take usage samples, which the launcher writes to the run folder.

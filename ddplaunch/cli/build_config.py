@@ -69,7 +69,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         workers=WorkerConfig(**found["workers"]),
-        output=_output(found["output"], options, environ),
+        output=_output(found["output"], options),
         timeouts=_timeouts(found["timeouts"], conf if one_launcher_leads else None),
         rendezvous=(
             rendezvous_options.rendezvous(options, completed.endpoint_source, environ, conf, min_nodes, max_nodes, own)
@@ -86,11 +86,11 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
     )
 
 
-def _output(found: Mapping[str, Any], options: Mapping[str, Any], environ: Mapping[str, str]) -> OutputConfig:
-    template = environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
-    if options["timestamps"]:
-        template = f"${{time}} {LINE_PREFIX if template is None else template}"
-    return OutputConfig(**found, line_prefix=template)
+def _output(found: Mapping[str, Any], options: Mapping[str, Any]) -> OutputConfig:
+    output = OutputConfig(**found)
+    if not options["timestamps"]:
+        return output
+    return replace(output, line_prefix=f"${{time}} {LINE_PREFIX if output.line_prefix is None else output.line_prefix}")
 
 
 def _timeouts(found: Mapping[str, Any], conf: RdzvConf | None) -> TimeoutConfig:

@@ -240,6 +240,15 @@ _OWN: dict[str, tuple[Option, ...]] = {
             parse=values.parse_needles,
             only=(LOGS,),
         ),
+        Option(
+            "--line-prefix",
+            "TEXT",
+            "Before every line on the console; ${host}, ${rank} and others are replaced; '' shows output as it was "
+            "written. Default: '[${host}:${rank}] ', nothing for a lone worker.",
+            sets="output.line_prefix",
+            parse=lambda text, _: text,
+            variable="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        ),
         flag("--timestamps", "Show the time, on this machine's clock, before every line on the console."),
         flag("-v --verbose", "Show more messages.", sets="output.verbosity", gives=1),
         flag("-q --quiet", "Show only errors and the failure page.", sets="output.verbosity", gives=-1),

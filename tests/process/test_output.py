@@ -213,6 +213,22 @@ def test_torchruns_prefix_template_is_used_also_for_a_lone_worker() -> None:
     assert finished.out == "<r 0 0 ${other}>a\n"
 
 
+@pytest.mark.parametrize("options", [TWO, ALONE], ids=["two", "alone"])
+def test_without_a_prefix_stdout_has_the_bytes_of_the_workers_and_nothing_else(
+    options: tuple[str, ...], screen: Screen, tmp_path: Path
+) -> None:
+    """Redraws, colours of the script and half lines too; on a terminal stderr is as the workers have written it."""
+    written = b'{"a": 1}\n10%\r20%\r\n\x1b[31mred\x1b[0m\x00\xff\nend'
+    action = "out:" + written.decode("latin-1").encode("unicode_escape").decode()
+    with open(tmp_path / "out", "wb") as out:
+        running = screen.start(
+            *options, "--line-prefix", "", "--ranks-filter", "0", WRITE, action, r"err:E\n", stdout=out
+        )
+        assert running.finish().returncode == 0
+    assert (tmp_path / "out").read_bytes() == written
+    screen.wait_for(b"\nE\n" if options == TWO else b"E\n")
+
+
 def test_colour_is_for_terminals_that_want_it(screen: Screen) -> None:
     assert screen.start(*TWO, WRITE, r"out:O\n").finish().returncode == 0
     assert re.search(rb"\x1b\[\d+m\[[^]]+:1\] \x1b\[0mO\n", screen.shown)

@@ -103,6 +103,12 @@ def test_lines_that_the_agent_had_to_drop_are_said_where_they_are_missing(screen
     assert shown == b"[node1:0] a\n%b/stdout.log\n[node1:0] b\n%b/stdout.log\n" % (first, second)
 
 
+def test_without_prefixes_lost_lines_are_said_on_stderr(screens: Screens) -> None:
+    screens.console.show_no_prefix()
+    assert screens.shown((out(0), b'{"a":'), (out(1), b"b\n"), (out(0, lost_lines=2), b" 1}\n")) == b'{"a":b\n 1}\n'
+    assert screens.errors() == b"... 2 lines not shown, see /logs/0/stdout.log\n"
+
+
 def test_short_pieces_do_not_fill_the_memory_either(
     stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,9 +84,11 @@ class Console:
                 self._on_log_error(f"cannot be written ({getattr(error, 'strerror', None) or error})")
 
     def show_no_prefix(self) -> None:
-        """Show lines without a prefix, for a run with one worker."""
+        """Show the workers' bytes as they are, and on stdout nothing else."""
         for writer in self._writers:
             writer.is_plain = True
+        if not self.is_shared:
+            self._stdout.show_dropped = self._stderr.show
 
     @property
     def is_plain(self) -> bool:

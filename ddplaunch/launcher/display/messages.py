@@ -115,7 +115,8 @@ class UserMessages:
         """
         count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
         self._count = count
-        if count == 1 and self._config.max_nodes == 1 and self._config.output.line_prefix is None:
+        template = self._config.output.line_prefix
+        if template == "" or (template is None and count == 1 and self._config.max_nodes == 1):
             self.console.show_no_prefix()
         on = next(iter(local_world_sizes)) if nodes == 1 else plural(nodes, "node")
         unlogged = [name for name in ("stdout", "stderr") if name in terminals] if count == 1 else []

@@ -44,6 +44,7 @@ class StreamWriter:
     Attributes:
         style: the appearance of the lines.
         is_plain: lines have no prefix.
+        show_dropped: shows the message that lines were dropped; None: it stands where they are missing.
         written: number of successful writes.
         is_tty: ``fd`` is a terminal of any kind.
     """
@@ -53,6 +54,7 @@ class StreamWriter:
         self.style = style
         self._on_error = on_error
         self.is_plain = False
+        self.show_dropped: Callable[[bytes], None] | None = None
         self.written = 0
         self._changed = threading.Condition()
         self._queue: deque[tuple[Output | None, bytes, int]] = deque()
@@ -199,9 +201,7 @@ class StreamWriter:
                 written()
                 continue
             if header is not None and header.lost_lines:
-                text = self._dropped_text(header)
-                is_lost = self._write(None, self._erased() + self._compose(None, text))
-                self._keep_unwritten(header, header.lost_lines if is_lost else 0)
+                self._write_dropped(header)
             if data:
                 composed = self._erased() + self._compose(header, data)
                 header = replace(header, runs=()) if header else None  # Lines that are lost count as of the first.
@@ -210,6 +210,14 @@ class StreamWriter:
                     self._keep_unwritten(header, lost_lines)
             elif header is None:
                 self._write_progress()
+
+    def _write_dropped(self, header: Output) -> None:
+        text = self._dropped_text(header)
+        if self.show_dropped:
+            self.show_dropped(text)
+            return
+        is_lost = self._write(None, self._erased() + self._compose(None, text))
+        self._keep_unwritten(header, header.lost_lines if is_lost else 0)
 
     def _write_progress(self) -> None:
         with self._changed:
