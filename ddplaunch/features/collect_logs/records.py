@@ -22,7 +22,9 @@ MAX_FILES = 100_000
 RESULT_FILE = "return.pkl"
 """Name of the file with the pickled value that a function has returned, in the worker's folder: it is always sent."""
 
-_NAME = re.compile(r"attempt_[0-9]{1,9}/(?:[0-9]{1,9}/)?(?![0-9]+$)(?!.*\.part$)[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,99}")
+_NAME = re.compile(
+    r"rendezvous\.log|attempt_[0-9]{1,9}/(?:[0-9]{1,9}/)?(?![0-9]+$)(?!.*\.part$)[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,99}"
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def cost(chunk: LogChunk) -> int:
 def is_safe(path: str) -> bool:
     """Whether ``path`` is below the run folder and cannot replace another file.
 
-    It must be ``attempt_N/NAME`` or ``attempt_N/LOCAL_RANK/NAME``. The launcher uses ``NAME.part`` for a file that is
-    not complete.
+    It must be ``rendezvous.log``, ``attempt_N/NAME`` or ``attempt_N/LOCAL_RANK/NAME``. The launcher uses ``NAME.part``
+    for a file that is not complete.
     """
     return bool(_NAME.fullmatch(path))
