@@ -51,6 +51,10 @@ class LaunchError(Exception):
         self.hint = hint
         self.exit_code = exit_code
 
+    def __str__(self) -> str:
+        """What a traceback shows: the hint too, for whoever has called ``launch``."""
+        return with_hint(self.message, self.hint)
+
     @property
     def text(self) -> str:
         """The error as the command prints it."""
@@ -59,7 +63,12 @@ class LaunchError(Exception):
 
 def error_text(message: str, hint: str) -> str:
     """An error with its hint, which may be empty, as the command prints it."""
-    return f"error: {message}" + (f"\n  hint: {hint}" if hint else "")
+    return f"error: {with_hint(message, hint)}"
+
+
+def with_hint(message: str, hint: str) -> str:
+    """``message``, and its hint, which may be empty, on a line of its own."""
+    return message + (f"\n  hint: {hint}" if hint else "")
 
 
 class JobFailed(LaunchError):

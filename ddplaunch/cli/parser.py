@@ -269,14 +269,18 @@ _OF_OTHER_LAUNCHERS = {
 
 
 def _unknown(typed: str, names: Mapping[str, click.Option]) -> UsageError:
-    from difflib import get_close_matches
-
     meant = _OF_OTHER_LAUNCHERS.get(typed.replace("_", "-"))
     if meant in names:
         return UsageError(f"no such option: {typed}", f"Did you mean {meant}?")
     shown = [name for name, option in names.items() if name.startswith("--") and not option.hidden]
-    # Compare also beginnings of names: --nprocs resembles the beginning of --nproc-per-node.
-    starts = {start: name for name in shown for start in (name[: len(typed)], name)}
-    near = dict.fromkeys(starts[start] for start in get_close_matches(typed.replace("_", "-"), starts, cutoff=0.8))
+    near = similar(typed.replace("_", "-"), shown)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Options of the script go after the script."
     return UsageError(f"no such option: {typed}", hint)
+
+
+def similar(typed: str, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that resemble ``typed``, or begin like it: --nprocs resembles --nproc-per-node. Best first."""
+    from difflib import get_close_matches
+
+    starts = {start: name for name in names for start in (name[: len(typed)], name)}
+    return [*dict.fromkeys(starts[start] for start in get_close_matches(typed, starts, cutoff=0.8))]

@@ -108,7 +108,7 @@ def configuration(script: str, args: Sequence[object], options: Mapping[str, Any
     known = {param.name: param for param in command.params if isinstance(param, click.Option) and param.expose_value}
     for name in words:
         if name not in known or name in OF_COMMANDS:
-            raise UsageError(f"launch has no option {name}", _HINTS.get(name, _HINT_NAMES))
+            raise UsageError(f"launch has no option {name}", _HINTS.get(name) or _hint(name, known))
     spelled = [token for name, value in words.items() for token in _tokens(known[name], value)]
     context = click.Context(command)
     try:
@@ -116,6 +116,14 @@ def configuration(script: str, args: Sequence[object], options: Mapping[str, Any
     except click.ClickException as error:
         raise UsageError(error.format_message()) from None
     return build_config(context.params, os.environ)
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    from ddplaunch.cli.commands import OF_COMMANDS
+    from ddplaunch.cli.parser import similar
+
+    meant = similar(name, [word for word in known if word not in OF_COMMANDS])
+    return f"Did you mean {' or '.join(meant)}?" if meant else _HINT_NAMES
 
 
 def _tokens(option: Any, value: object) -> list[str]:

@@ -29,7 +29,7 @@ _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 _FRAME = r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)'
 _PACKAGE = re.escape(os.path.dirname(os.path.dirname(__file__)))
-_LIBRARY_PATH = rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_PACKAGE}/(worker|features)/|^<"
+_LIBRARY_PATH = rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_PACKAGE}/(worker|features|cli)/|^<"
 """Texts: most processes that load this module need neither."""
 
 KILLED_HINT = "SIGKILL came from outside: a user's kill, the kernel's out-of-memory killer or a job scheduler."

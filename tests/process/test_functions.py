@@ -20,7 +20,7 @@ CLOUDPICKLE = """
         import __main__
         return types.FunctionType(marshal.loads(code), vars(__main__), name)
 
-    class _Pickler(pickle.Pickler):
+    class CloudPickler(pickle.Pickler):
         def reducer_override(self, value):
             if isinstance(value, types.FunctionType) and value.__module__ == "__main__":
                 return _function, (marshal.dumps(value.__code__), value.__name__)
@@ -28,7 +28,7 @@ CLOUDPICKLE = """
 
     def dumps(value):
         file = io.BytesIO()
-        _Pickler(file).dump(value)
+        CloudPickler(file).dump(value)
         return file.getvalue()
     """
 """What the real one does with functions of a notebook, as far as a test needs it."""
@@ -188,7 +188,8 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path):
         launch(work, nproc_per_node=1)
         """
     done = script(tmp_path, code)
-    assert "launch was called while a worker imports the script" in done.stderr
+    assert "failed: UsageError: launch was called while a worker imports the script (job.py:" in done.stderr
+    assert "hint: Put the call under" in done.stderr
 
 
 SESSION = "from ddplaunch import launch\ndef work(x): return x + 1\nprint(launch(work, (41,)).return_values[0])"
@@ -197,12 +198,44 @@ SESSION = "from ddplaunch import launch\ndef work(x): return x + 1\nprint(launch
 def test_a_function_of_a_session_needs_cloudpickle(tmp_path: Path):
     done = run(["-S", "-c", f"import sys; sys.modules['cloudpickle'] = None\n{SESSION}"], tmp_path, **_with_packages())
     assert "work or its arguments cannot be sent to workers: it is defined in a notebook" in done.stderr
+    assert "hint: Install cloudpickle" in done.stderr
     (tmp_path / "cloudpickle.py").write_text(textwrap.dedent(CLOUDPICKLE))
     assert last_line(run(["-c", SESSION], tmp_path)) == 42
 
 
 def _with_packages() -> dict[str, str]:
     return {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_tensor_in_shared_memory_is_refused_wherever_it_is_in_the_arguments(tmp_path: Path):
+    code = """
+        import copy, functools, torch
+        from ddplaunch import UsageError, launch
+
+        def work(*args): pass
+
+        if __name__ == "__main__":
+            model, tensor = torch.nn.Linear(2, 2).share_memory(), torch.zeros(2).share_memory_()
+            for function, args, kwargs in (
+                (work, (tensor,), {}),
+                (work, (), {"a": [{"b": model}]}),
+                (functools.partial(work, model.weight.data[0]), (), {}),
+                (work, (lambda: 0, tensor), {}),
+            ):
+                try:
+                    launch(function, args, kwargs)
+                except UsageError as error:
+                    print(error.message)
+            copies = copy.deepcopy(model), tensor.clone(), tensor.to_sparse().clone(), torch.ones(2, device="meta")
+            launch(work, copies, nproc_per_node=1).check()
+        """
+    (tmp_path / "cloudpickle.py").write_text(textwrap.dedent(CLOUDPICKLE))
+    done = script(tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    refused = "an argument is a tensor in shared memory (share_memory_), of which each worker would get a copy"
+    assert done.stdout.splitlines() == [refused] * 4
 
 
 @pytest.mark.torch

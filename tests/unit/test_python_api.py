@@ -111,6 +111,13 @@ def test_what_does_not_fit_together_is_refused(target: Any, arguments: dict[str,
     assert raised.value.message.startswith(message)
 
 
+def test_a_traceback_shows_the_hint():
+    with pytest.raises(UsageError) as raised:
+        launch(work, hang_timeot=60)
+    assert str(raised.value) == "launch has no option hang_timeot\n  hint: Did you mean hang_timeout?"
+    assert str(LaunchError("no hint")) == "no hint"
+
+
 def test_a_function_runs_with_our_interpreter(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/python3")
     with pytest.raises(UsageError, match="PYTHON_EXEC"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import importlib
+import io
 import os
 import pickle
 import site
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
 
+
+_HINT_SHARED = (
+    "Give a copy on purpose (tensor.clone(), copy.deepcopy(model)). Workers exchange tensors with torch.distributed."
+)
 
 _NOT_FOR_FUNCTIONS = ("module", "no_python", "run_path", "pass_local_rank", "use_env")
 
@@ -104,10 +109,12 @@ def source_file(function: Any) -> str:
 def _pickled(call: object, name: str) -> tuple[bytes, bool]:
     """The pickle, and whether it is cloudpickle's: plain ones name functions, and workers import their modules."""
     try:
-        data = pickle.dumps(call)
+        data = _dumps(pickle.Pickler, call)
         if any(_main()) or not _names_main(data):
             return data, False
         problem = "it is defined in a notebook or an interactive session"
+    except UsageError:
+        raise
     except Exception as error:  # Depends on the object.
         problem = str(error)
     try:
@@ -116,9 +123,42 @@ def _pickled(call: object, name: str) -> tuple[bytes, bool]:
         hint = "Install cloudpickle, or define the function at the top level of a module."
         raise UsageError(f"{name} or its arguments cannot be sent to workers: {problem}", hint) from None
     try:
-        return cloudpickle.dumps(call), True
+        return _dumps(cloudpickle.CloudPickler, call), True
+    except UsageError:
+        raise
     except Exception as error:
         raise UsageError(f"{name} or its arguments cannot be pickled: {error}") from None
+
+
+def _dumps(pickler: type, call: object) -> bytes:
+    """The pickle of ``call`` by a class of picklers.
+
+    Raises:
+        UsageError: there is a tensor in shared memory.
+    """
+
+    class Checked(pickler):  # type: ignore[misc]
+        def persistent_id(self, item: object) -> None:  # Called for every object; None: pickled as usual.
+            if _is_shared(item):
+                message = (
+                    "an argument is a tensor in shared memory (share_memory_), of which each worker would get a copy"
+                )
+                raise UsageError(message, _HINT_SHARED)
+
+    file = io.BytesIO()
+    Checked(file).dump(call)
+    return file.getvalue()
+
+
+def _is_shared(item: Any) -> bool:
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    # Those of a GPU always say that they are shared.
+    if not isinstance(item, tensor) or item.device.type != "cpu":
+        return False
+    try:
+        return bool(item.is_shared())
+    except Exception:  # A kind of tensor without a storage.
+        return False
 
 
 def _names_main(data: bytes) -> bool:
