@@ -47,12 +47,12 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
     meets = max_nodes > 1 and not one_launcher_leads
     if options["verbose"] and options["quiet"]:
         raise UsageError("--verbose and --quiet exclude each other")
-    rendezvous_options.check(options, max_nodes)
     conf = rendezvous_options.parse_rdzv_conf(
         "" if options["standalone"] else options["rdzv_conf"],
         is_static=options["rdzv_backend"] == "static",
         one_launcher_leads=one_launcher_leads,
     )
+    rendezvous_options.check(options, max_nodes)  # The endpoint of store_type=file is a path.
     warnings = [conf.ignored] if conf.ignored and max_nodes > 1 else []
     warnings += _without_effect(options, max_nodes)
     master_addr, master_port = rendezvous_options.static_store(options)
