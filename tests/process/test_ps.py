@@ -149,6 +149,21 @@ def test_a_run_whose_workers_do_not_want_to_end_is_killed_after_the_grace(run_id
     assert running.finish().returncode == 128 + signal.SIGTERM
 
 
+def test_the_last_run_is_ended_and_a_run_that_has_ended_is_said_to_have(run_id: str) -> None:
+    running = start("--rdzv-id", run_id, PRINT_SIGNALS)
+    running.wait_for(r"ready \(pid")
+    shown = run("--stacks", "last")
+    assert shown.returncode == 0, shown.err
+    finished = kill("last")
+    assert finished.returncode == 0, finished.err
+    assert f"ending {run_id}: SIGTERM" in finished.err
+    assert running.finish().returncode == 128 + signal.SIGTERM
+    for option in ("--kill", "--stacks"):
+        refused = run(option, run_id)
+        assert refused.returncode == USAGE
+        assert f"{option} {run_id}: the run has ended, and no process of it is left here" in refused.err
+
+
 def test_only_the_run_with_that_very_id_is_ended(run_id: str, start_leftover: StartLeftover) -> None:
     ours = [start_leftover(f"{run_id}.0a1b2c"), start_leftover(f"{run_id}.0a1b2d.3")]
     others = [start_leftover(mark) for mark in (f"{run_id}.1.0a1b2c", f"{run_id}1.0a1b2c", f"x{run_id}.0a1b2c")]

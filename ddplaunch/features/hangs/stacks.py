@@ -35,7 +35,7 @@ def stacks(request: Request) -> None:
         UsageError: there is no such run, or its launcher is not on these machines.
         LaunchError: no launcher has answered; or the answers are of some nodes, and a host could not be queried.
     """
-    run_id = request.value
+    run_id = run_folders.id_for("--stacks", request.value, request.log_dir)
     with agents(request.hosts, request.remote) as queries:
         parts = parts_of_run("--stacks", run_id, queries, find_runs(queries))
         names = with_launcher(parts)

@@ -74,7 +74,7 @@ def kill(request: Request) -> None:
         LaunchError: a host could not be queried, or processes could not be ended; the others have been ended.
         UsageError: there is no such run.
     """
-    run_id, report = request.value, request.report
+    run_id, report = run_folders.id_for("--kill", request.value, request.log_dir), request.report
     own_ids = run_tags.ids_of(os.environ.get(environment.RUN_ID, ""))
     if run_id in own_ids or (own_ids[0] and run_id == os.environ.get(environment.TORCHELASTIC_RUN_ID)):
         raise UsageError(f"--kill {run_id}: this command is a part of that run", "Use another terminal.")
@@ -158,6 +158,9 @@ def parts_of_run(
     if (host := run_folders.host_of_launcher(run_id)) and host.split(".")[0] not in found:
         hint = f"There: ssh {host} ddplaunch {option} {run_id}. From here: --hosts {host}."
         raise UsageError(f"{option} {run_id}: its launcher is not on this machine but on {host}", hint)
+    if run_folders.has_ended(run_id):
+        hint = f"How it ended: ddplaunch --ps {run_id}"
+        raise UsageError(f"{option} {run_id}: the run has ended, and no process of it is left here", hint)
     known = ids(found.values())
     hint = f"There are: {', '.join(known)}." if known else "There is no run at all. --hosts adds other hosts."
     raise UsageError(f"{option} {run_id}: no run of yours has this id on the hosts that were queried", hint)

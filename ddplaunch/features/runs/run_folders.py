@@ -151,6 +151,31 @@ def host_of_launcher(run_id: str) -> str:
     return ""
 
 
+def has_ended(run_id: str) -> bool:
+    """Whether the default folder shows that this run has ended. ``run_id`` may also be its run tag."""
+    with contextlib.suppress(LaunchError):
+        run = find("", run_id, None)
+        return run_id in (run.run_id, run.started.run_tag) and not (run.is_running() or run.unknown())
+    return False
+
+
+def id_for(option: str, word: str, log_dir: str | None) -> str:
+    """``word``, a run id; for ``last`` that of the run that was started last.
+
+    Only of the runs with a folder in the default folder or in ``log_dir``: a run that is ended by mistake is lost.
+
+    Raises:
+        UsageError: there is no run.
+    """
+    if word != LAST:
+        return word
+    where = bases(log_dir)
+    found = _last(_in_bases(where))
+    if not found:
+        raise _unknown(option, word, where)
+    return _id_of(found[0])
+
+
 def known_ids() -> list[str]:
     """The ids of all runs with a folder in the default folder, for completion."""
     return sorted({_id_of(folder) for folder in _newest_first(_in_bases(bases(None)))[:_MAX_KNOWN]})
