@@ -50,6 +50,24 @@ def test_a_script_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_pat
     assert_refused(finished, NOT_READY, "nope.py: no such file on ", f"looked for in {tmp_path}")
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("trian.py", "Did you mean train.py?"),
+        ("sub/trani.py", "Did you mean sub/train.py?"),
+        ("python", "Leave out python: ddplaunch runs the script"),
+        ("python3.11", "Leave out python3.11: "),
+        ("sbu/train.py", "It is looked for in "),
+    ],
+)
+def test_what_was_probably_meant_in_place_of_a_script_is_said(typed: str, hint: str, tmp_path: Path) -> None:
+    for path in (tmp_path / "train.py", tmp_path / "sub/train.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    finished = run(typed, "train.py", cwd=tmp_path)
+    assert_refused(finished, NOT_READY, f"{typed}: no such file on ", f"hint: {hint}")
+
+
 def test_a_folder_is_not_a_script(tmp_path: Path) -> None:
     assert_refused(run(tmp_path), NOT_READY, "is a folder on .*\n  hint: Give the script itself")
 

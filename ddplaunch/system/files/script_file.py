@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from pathlib import Path
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.system.files import kept_files
+from ddplaunch.text import quote
 
 
 def is_plain(path: str) -> bool:
@@ -31,16 +34,25 @@ def check_readable(path: str, host: str) -> None:
         with kept_files.open_regular(path):
             return
     except FileNotFoundError:
-        raise LaunchError(
-            f"{path}: no such file on {host}",
-            f"It is looked for in {working_folder()}. A module is started with -m, a program with --no-python.",
-        ) from None
+        raise LaunchError(f"{path}: no such file on {host}", _hint_to_find(path)) from None
     except kept_files.NotRegular:
         raise LaunchError(
             f"{path}: is not a regular file on {host}", "Every worker reads the script: save it to a file."
         ) from None
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None
+
+
+def _hint_to_find(path: str) -> str:
+    from difflib import get_close_matches
+
+    if re.fullmatch(r"python[\d.]*", path):
+        return f"Leave out {path}: ddplaunch runs the script with its Python. A program is started with --no-python."
+    with contextlib.suppress(OSError):
+        folder, name = os.path.split(path)
+        if near := get_close_matches(name, os.listdir(folder or "."), n=1, cutoff=0.8):
+            return f"Did you mean {quote(os.path.join(folder, near[0]))}?"
+    return f"It is looked for in {working_folder()}. A module is started with -m, a program with --no-python."
 
 
 def working_folder() -> str:
