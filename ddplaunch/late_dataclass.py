@@ -85,7 +85,8 @@ else:
         cls.__doc__ = cls.__doc__ or cls.__name__  # Otherwise its signature, which needs ``__init__``.
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
         cls.__init__ = _LateInit(cls, frozen=frozen)
-        for name in ("__repr__", *(("__eq__", "__hash__") if eq else ())):
+        own_repr = "__repr__" in vars(cls)
+        for name in (*(() if own_repr else ("__repr__",)), *(("__eq__", "__hash__") if eq else ())):
             setattr(cls, name, _late(cls, name, frozen=frozen))
         if frozen:
             cls.__setattr__, cls.__delattr__ = _refuse_to_set, _refuse_to_delete

@@ -139,6 +139,20 @@ class RunResult:
     collectives: tuple[RankLateness, ...] = ()
     health: tuple[HealthFinding, ...] = ()
 
+    def __repr__(self) -> str:
+        """The end of the run in a line, for whoever prints it or calls ``launch`` in a notebook."""
+        first = self.first_failure
+        shown = {
+            "run_id": self.run_id,
+            "outcome": self.outcome,
+            "exit_code": self.exit_code,
+            "attempts": len(self.attempts),
+            **({"first_failure": f"rank {first.rank} on {first.host}"} if first else {}),
+            **({"reason": self.reason} if self.reason else {}),
+            "run_dir": self.run_dir,
+        }
+        return f"<{type(self).__name__} {', '.join(f'{name}={value!r}' for name, value in shown.items())}>"
+
     def check(self) -> None:
         """Do nothing if the job has succeeded.
 
@@ -171,7 +185,8 @@ class FunctionResult(RunResult):
             this launcher has started.
     """
 
-    return_values: Mapping[int, object] = field(default_factory=dict, repr=False)
+    return_values: Mapping[int, object] = field(default_factory=dict)
+    __repr__ = RunResult.__repr__
 
     def check(self) -> None:
         """Do nothing if the job has succeeded, and every rank has returned a value.

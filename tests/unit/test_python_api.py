@@ -111,6 +111,18 @@ def test_what_does_not_fit_together_is_refused(target: Any, arguments: dict[str,
     assert raised.value.message.startswith(message)
 
 
+def test_a_result_is_printed_as_a_line():
+    first = WorkerExit(1, 1, "node1", 7, 1, False, 1.0, 1.0, tail=("a",) * 100)
+    failed = RunResult("job7", 1, "failed", 1.0, first_failure=first, run_dir="/runs/job7")
+    assert repr(failed) == (
+        "<RunResult run_id='job7', outcome='failed', exit_code=1, attempts=0, first_failure='rank 1 on node1', "
+        "run_dir='/runs/job7'>"
+    )
+    assert repr(FunctionResult("job8", 0, "succeeded", 1.0, return_values={0: "x" * 1000})) == (
+        "<FunctionResult run_id='job8', outcome='succeeded', exit_code=0, attempts=0, run_dir=None>"
+    )
+
+
 def test_a_traceback_shows_the_hint():
     with pytest.raises(UsageError) as raised:
         launch(work, hang_timeot=60)
