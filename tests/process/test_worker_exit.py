@@ -171,7 +171,7 @@ def test_a_rank_whose_death_is_seen_after_its_peers_complaint_is_the_culprit(kin
 def test_an_exception_in_cpp_that_tells_of_no_peer_is_a_failure_of_its_own(tmp_path: Path) -> None:
     finished = ended_one_after_the_other(tmp_path, 2, "throw:vector::_M_range_check", "1=when-told:9")
     assert (failure(finished)["rank"], finished.returncode) == (0, 134)
-    assert re.search(r"^rank 0 on \S+ failed: SIGABRT$", finished.err, re.MULTILINE)
+    assert re.search(r"^rank 0 on \S+ failed: SIGABRT: vector::_M_range_check\b", finished.err, re.MULTILINE)
 
 
 def test_a_rank_that_dies_of_another_signal_when_the_user_stops_the_run_has_not_failed() -> None:
