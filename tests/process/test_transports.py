@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -12,7 +13,7 @@ from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.protocol.launcher_agent import Pong, SweepRun
 from ddplaunch.transport import agent_process
 from ddplaunch.transport.command_handle import CommandTransport
-from ddplaunch.transport.handle import ChannelClosed, FromNode, discard_output
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, discard_output
 from ddplaunch.transport.local import LocalHandle
 from tests.support import runs
 from tests.support.processes import is_alive, wait_until
@@ -91,3 +92,40 @@ def test_what_was_sent_before_the_end_arrives_in_its_order() -> None:
     assert echo.close(60.0) == 0
     assert [heard.get(timeout=60) for _ in sent] == sent
     assert heard.get(timeout=60) == ChannelClosed()
+
+
+RELAY = """
+import os, subprocess, sys, threading
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
+def relay():
+    while data := os.read(0, 65536):
+        child.stdin.write(data)
+        child.stdin.flush()
+    child.stdin.close()
+threading.Thread(target=relay, daemon=True).start()
+sys.exit(child.wait())
+"""
+
+
+class RelayTransport(CommandTransport):
+    """Its command passes on stdin, and no signal, like one that executes something on another machine."""
+
+    @staticmethod
+    def carrier(_config: LaunchConfig, _host: Host) -> tuple[str, ...]:
+        return sys.executable, "-c", RELAY
+
+
+def test_an_agent_whose_command_gets_sigterm_ends_at_the_end_of_its_stdin() -> None:
+    posted: queue.SimpleQueue[object] = queue.SimpleQueue()
+    config = LaunchConfig(script="x.py", hosts=(Host("one"),))
+    handle = RelayTransport(config, ("one",), "tag", discard_output, posted.put).start(0, "query")
+    try:
+        connected = posted.get(timeout=60)
+        assert isinstance(connected, FromNode)
+        assert isinstance(connected.event, AgentConnected)
+        pid = connected.event.facts.pid
+        assert is_alive(pid)
+        handle.kill()
+        wait_until(lambda: not is_alive(pid), 60)
+    finally:
+        handle.close()
