@@ -272,8 +272,7 @@ class Run:
         node.workers = local_world_size
         if by_host := self._participants.on_agent_ready(node):
             self._watches.on_nodes_ready(by_host)
-            self._facts = run_facts.with_terminal_streams(self._facts, by_host, node.handle.inherited_fds, self._folder)
-            self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
+            self._show_ready = partial(self._messages.nodes_ready, by_host)
             if not self._config.each_node_has_launcher:  # Otherwise the folder in the message is not known yet.
                 self._show_ready()
 

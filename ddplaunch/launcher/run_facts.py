@@ -25,7 +25,7 @@ from ddplaunch.text import iso_time, masked
 from ddplaunch.version import __version__, commit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
@@ -70,18 +70,6 @@ def with_run_id(facts: RunFacts, run_id: str, folder: Path | None) -> RunFacts:
     if agreed != facts:
         write(agreed, folder)
     return agreed
-
-
-def with_terminal_streams(
-    facts: RunFacts, by_host: Mapping[str, int], inherited: Collection[str], folder: Path | None
-) -> RunFacts:
-    """``facts`` of a run of so many workers, the only one of which has ``inherited`` these streams.
-
-    Written at once if output is on the terminal only.
-    """
-    on_terminal = tuple(name for name in ("stdout", "stderr") if name in inherited)
-    is_alone = sum(by_host.values()) == 1
-    return write(replace(facts, on_terminal=on_terminal), folder) if on_terminal and is_alone else facts
 
 
 def completed(result: RunResult, facts: RunFacts, nodes: Sequence[Node]) -> RunResult:

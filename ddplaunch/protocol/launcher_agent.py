@@ -247,6 +247,8 @@ class Output(wire.Chunk):
 
     With ``runs`` they are whole lines of both streams, of each in turn; ``stream`` is the first. A run is as many bytes
     of one stream; ``runs_of`` in ``output_runs.py`` takes them apart.
+
+    ``on_terminal``: the agent has shown them on the user's terminal, and they are for console.log only.
     """
 
     host: OneLine
@@ -257,6 +259,7 @@ class Output(wire.Chunk):
     lost_lines: Size = 0
     attempt: Count = 0
     goes_on: bool = False
+    on_terminal: bool = False
     runs: Annotated[tuple[Count, ...], at_most(1 << 16)] = ()
 
 

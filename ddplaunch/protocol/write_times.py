@@ -25,6 +25,18 @@ def mark(time_ns: int) -> bytes:
     return _MAGIC + _TIME.pack(time_ns)
 
 
+def begin_of_mark(data: bytes) -> int:
+    """Where a mark begins that ``data`` does not have to its end; the length of ``data`` if there is none."""
+    last = data.rfind(_MAGIC)
+    if last >= 0 and last + MARK_BYTES > len(data):
+        return last
+    behind = last + MARK_BYTES if last >= 0 else 0  # A time may end as a mark begins.
+    for start in range(max(behind, len(data) - len(_MAGIC) + 1), len(data)):
+        if _MAGIC.startswith(data[start:]):
+            return start
+    return len(data)
+
+
 def pieces(data: bytes, time_ns: int) -> list[tuple[int, bytes]]:
     """What was written at which time, without the marks; ``time_ns`` is that of what stands before the first mark.
 

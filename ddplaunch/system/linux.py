@@ -75,6 +75,13 @@ def enlarge_pipe(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
+def output_pipe() -> tuple[int, int]:
+    """A large pipe for one stream of a worker: (the agent's end, the worker's end)."""
+    reader, writer = os.pipe()
+    enlarge_pipe(writer)
+    return reader, writer
+
+
 _MAP_FIELDS = {
     "start_code": 26,
     "end_code": 27,

@@ -27,6 +27,7 @@ class _Marking:
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
         self._pipe = _identity(file.fileno())
+        self._is_terminal = os.isatty(file.fileno())
         self.other = self
 
     def begin(self) -> None:
@@ -34,7 +35,8 @@ class _Marking:
         self._file.write = self._write  # type: ignore[method-assign, assignment]
 
     def _write(self, data: bytes) -> int | None:
-        if _identity(self._file.fileno()) != self._pipe:
+        fd = self._file.fileno()
+        if _identity(fd) != self._pipe or (self._is_terminal and not os.get_blocking(fd)):  # It would take half a mark.
             return io.FileIO.write(self._file, data)
         vars(self._file).pop("write", None)
         self.other.begin()
@@ -59,15 +61,22 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def mark_streams() -> None:
-    """Mark stdout and stderr if both are pipes, which are the agent's in a worker: it removes the marks."""
+    """Mark stdout and stderr if the agent reads both, which removes the marks."""
     files = [stream.buffer for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
-    found = [_Marking(file) for file in files if type(file) is io.FileIO and _is_pipe(file.fileno())]
-    if len(found) == 2:
+    found = [_Marking(file) for file in files if type(file) is io.FileIO and _is_read_by_agent(file.fileno())]
+    if len(found) == 2 and _identity(files[0].fileno()) != _identity(files[1].fileno()):
         found[0].other, found[1].other = found[1], found[0]
         for marking in found:
             marking.begin()
             os.register_at_fork(after_in_child=marking.begin)
 
 
-def _is_pipe(fd: int) -> bool:
-    return stat.S_ISFIFO(os.fstat(fd).st_mode)
+def _is_read_by_agent(fd: int) -> bool:
+    """Whether it is a pipe; or a pseudo-terminal without output processing: no user's terminal is one."""
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return True
+    if not os.isatty(fd):
+        return False
+    import termios
+
+    return not termios.tcgetattr(fd)[1] & termios.OPOST

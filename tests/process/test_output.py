@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import stat
+import struct
 import subprocess
 import sys
+import termios
 import time
 from datetime import datetime
 from pathlib import Path
@@ -241,14 +244,52 @@ def test_colour_is_for_terminals_that_want_it(screen: Screen) -> None:
 # The terminal itself.
 
 
-def test_a_lone_worker_gets_the_terminal_itself(start_method: str, screen: Screen) -> None:
-    options = ("--start-method", start_method, "--nproc-per-node", "1")
-    running = screen.start(*options, WRITE, "tty:", "out:name? ", "ask:")
-    screen.wait_for(b"stdout and stderr are only on this terminal (-t 3: also in a log), the report in ")
-    screen.wait_for(b"terminals: [True, True, True]\nname? ")
+def test_a_lone_worker_has_a_terminal_and_log_files(start_method: str, screen: Screen, tmp_path: Path) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "1", "--log-dir", tmp_path, "--rdzv-id", "job")
+    running = screen.start(*options, WRITE, "tty:", r"err:E\n", "out:name? ", "ask:")
+    screen.wait_for(f", logs in {tmp_path / 'job'}\n".encode())
+    for shown in (b"terminals: [True, True, True]\n", b"E\n", b"name? "):
+        screen.wait_for(shown)
     screen.type(b"Ada\n")
     screen.wait_for(b"got 'Ada\\n'")
     assert running.finish().returncode == 0
+    logs = tmp_path / "job" / "attempt_0" / "0"
+    assert (logs / "stdout.log").read_bytes() == b"terminals: [True, True, True]\nname? got 'Ada\\n'\n"
+    assert (logs / "stderr.log").read_bytes() == b"E\n"
+    kept = (tmp_path / "job" / "console.log").read_bytes()
+    assert all(line in kept for line in (b"terminals: [True, True, True]\n", b"E\n", b"got 'Ada\\n'\n"))
+
+
+def test_without_log_files_a_lone_worker_writes_to_the_terminal_itself(screen: Screen) -> None:
+    name = os.ttyname(screen.streams["stdout"])
+    program = ("--no-python", "sh", "-c", "readlink /proc/self/fd/1")
+    assert screen.start("--nproc-per-node", "1", "--log-dir", "/dev/null", *program).finish().returncode == 0
+    screen.wait_for(f"{name}\n".encode())
+
+
+def test_a_lone_worker_sees_the_size_of_the_terminal_also_when_it_changes(screen: Screen, tmp_path: Path) -> None:
+    def resize(rows: int, columns: int) -> None:
+        fcntl.ioctl(screen.streams["stdout"], termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    resize(33, 77)
+    program = "while stty size <&1; do sleep 0.1; [ -e {} ] && exit; done".format(tmp_path / "end")
+    running = screen.start("--nproc-per-node", "1", "--no-python", "sh", "-c", program)
+    screen.wait_for(b"33 77\n")
+    resize(44, 99)
+    screen.wait_for(b"44 99\n")
+    (tmp_path / "end").touch()
+    assert running.finish().returncode == 0
+
+
+@pytest.mark.slow
+def test_a_flood_of_a_lone_worker_is_whole_on_the_terminal_and_in_the_log(screen: Screen, tmp_path: Path) -> None:
+    program = ("--no-python", "sh", "-c", "seq 200000")
+    options = ("--nproc-per-node", "1", "--log-dir", tmp_path, "--rdzv-id", "job")
+    assert screen.start(*options, *program).finish().returncode == 0
+    whole = "".join(f"{number}\n" for number in range(1, 200_001)).encode()
+    assert (tmp_path / "job/attempt_0/0/stdout.log").read_bytes() == whole
+    screen.wait_for(b"succeeded after ")
+    assert whole in screen.shown
 
 
 def test_several_workers_share_the_terminal_by_lines(screen: Screen) -> None:

@@ -307,7 +307,7 @@ def test_ctrl_z_suspends_the_launcher_only_and_fg_shows_the_rest(workers: str, m
     screen.wait_for(b"in the shell\n")
     end.touch()
     logs = (tmp_path / "job/attempt_0").glob
-    logged = ["before\nafter\n"] * int(workers) if workers != "1" else []  # The terminal is the lone worker's own.
+    logged = ["before\nafter\n"] * int(workers)
     wait_until(lambda: [log.read_text() for log in logs("*/stdout.log")] == logged)
     if workers == "1":
         screen.wait_for(b"\nafter\n")

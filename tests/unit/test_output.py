@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from ddplaunch.agent.launcher_channel import Outbox
 from ddplaunch.agent.workers import output
-from ddplaunch.agent.workers.output import LineBuffer, LogFile, Pump, Stream, matching, output_pipe
+from ddplaunch.agent.workers.output import LineBuffer, LogFile, Pump, Stream, matching
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, Pong
+from ddplaunch.system.linux import output_pipe
 from tests.support import golden
 from tests.support.processes import wait_until
 

@@ -6,15 +6,21 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.agent.workers.output import Pump, Stream, output_pipe
+from ddplaunch.agent.workers import worker_terminal
+from ddplaunch.agent.workers.output import Pump, Stream
+from ddplaunch.agent.workers.worker_terminal import TerminalStream
 from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.protocol.write_times import mark, pieces
+from ddplaunch.protocol.results import StreamName
+from ddplaunch.protocol.write_times import begin_of_mark, mark, pieces
+from ddplaunch.system.linux import output_pipe
 
 texts = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(min_size=1).filter(lambda text: 0 not in text)))
 
@@ -30,6 +36,13 @@ def test_zeros_of_the_script_are_no_marks(text: bytes) -> None:
     assert pieces(b"x" + text, 1) == [(1, b"x" + text)]
 
 
+@given(st.binary().filter(lambda text: 0 not in text), st.booleans(), st.integers(0, len(mark(1))))
+def test_the_begin_of_a_mark_is_found_however_little_of_it_there_is(text: bytes, is_second: bool, length: int) -> None:
+    before = text + mark(1) * is_second
+    data = before + mark(7)[:length]
+    assert begin_of_mark(data) == (len(before) if 0 < length < len(mark(7)) else len(data))
+
+
 class Shown:
     """What a pump shows, in order."""
 
@@ -41,11 +54,43 @@ class Shown:
         return True
 
 
-def shown_of(program: str, *args: str) -> str:
-    """What the agent shows of a program whose stdout and stderr are pipes, as those of a worker."""
-    shown = Shown()
-    readers, writers = zip(output_pipe(), output_pipe(), strict=True)
-    streams = [Stream(Output("node1", 0, 0, name, 0), shown, None) for name in ("stdout", "stderr")]
+ShownOf = Callable[..., str]
+
+
+@pytest.fixture(params=["pipes", "pseudo-terminals"])
+def shown_of(request: pytest.FixtureRequest, tmp_path: Path) -> ShownOf:
+    """What the agent shows of a program whose stdout and stderr are pipes, or what a worker on a terminal has."""
+
+    def of_pipes(program: str, *args: str) -> str:
+        shown = Shown()
+        ends = zip(output_pipe(), output_pipe(), strict=True)
+        _pumped(program, args, ends, [Stream(_header(name), shown, None) for name in NAMES])
+        return shown.text.decode()
+
+    def of_terminals(program: str, *args: str) -> str:
+        for_console_log = Shown()
+        with open(tmp_path / "terminal", "w+b", buffering=0) as terminal:
+            streams = [
+                TerminalStream(_header(name), for_console_log, None, terminal_fd=terminal.fileno()) for name in NAMES
+            ]
+            _pumped(program, args, zip(worker_terminal.open_pair(), worker_terminal.open_pair(), strict=True), streams)
+            terminal.seek(0)
+            shown = terminal.read()
+        assert Counter(for_console_log.text) == Counter(shown), "there it is divided into lines"
+        return shown.decode()
+
+    return of_pipes if request.param == "pipes" else of_terminals
+
+
+NAMES: tuple[StreamName, ...] = ("stdout", "stderr")
+
+
+def _header(name: StreamName) -> Output:
+    return Output("node1", 0, 0, name, 0)
+
+
+def _pumped(program: str, args: Iterable[str], ends: Iterable[tuple[int, ...]], streams: Iterable[Stream]) -> None:
+    readers, writers = ends
     pump = Pump(dict(zip(readers, streams, strict=True)), "test")
     command = [sys.executable, "-u", "-c", PRELUDE + program, *args]
     process = subprocess.Popen(command, stdout=writers[0], stderr=writers[1])
@@ -53,7 +98,6 @@ def shown_of(program: str, *args: str) -> str:
         os.close(fd)
     assert process.wait(60) == 0
     assert pump.join(time.monotonic() + 60, time.monotonic())
-    return shown.text.decode()
 
 
 PRELUDE = """
@@ -63,7 +107,7 @@ marked_output.mark_streams()
 """
 
 
-def test_what_a_program_alternates_is_shown_as_it_was_written() -> None:
+def test_what_a_program_alternates_is_shown_as_it_was_written(shown_of: ShownOf) -> None:
     program = """
 for number in range(10_000):
     print("line", number, file=(sys.stdout, sys.stderr)[number % 3 % 2])
@@ -71,7 +115,7 @@ for number in range(10_000):
     assert shown_of(program).split("\n")[:-1] == [f"line {number}" for number in range(10_000)]
 
 
-def test_lines_that_are_longer_than_a_pipe_keep_their_order() -> None:
+def test_lines_that_are_longer_than_a_pipe_keep_their_order(shown_of: ShownOf) -> None:
     program = """
 for number in range(20):
     print(str(number % 10) * 1_500_000, file=(sys.stdout, sys.stderr)[number % 2])
@@ -79,7 +123,7 @@ for number in range(20):
     assert [(line[0], len(line)) for line in shown_of(program).split()] == [(str(n % 10), 1_500_000) for n in range(20)]
 
 
-def test_a_child_has_an_order_of_its_own() -> None:
+def test_a_child_has_an_order_of_its_own(shown_of: ShownOf) -> None:
     program = """
 print("first")
 reader, writer = os.pipe()
@@ -96,7 +140,7 @@ os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("writers", ["children", "threads"])
-def test_no_mark_is_torn_where_several_write_lines_longer_than_a_page(writers: str) -> None:
+def test_no_mark_is_torn_where_several_write_lines_longer_than_a_page(shown_of: ShownOf, writers: str) -> None:
     program = """
 import random, threading
 def write(who):
@@ -119,7 +163,7 @@ else:
     assert text.count("\n") == 1800
 
 
-def test_a_stream_that_does_not_block_drops_what_the_pipe_does_not_take() -> None:
+def test_a_stream_that_does_not_block_drops_what_the_pipe_does_not_take(shown_of: ShownOf) -> None:
     program = """
 os.set_blocking(1, False)
 os.set_blocking(2, False)
@@ -129,11 +173,11 @@ for number in range(400):
     assert set(shown_of(program)) == set("x\n")
 
 
-def test_what_may_have_begun_a_mark_is_shown_at_the_end() -> None:
+def test_what_may_have_begun_a_mark_is_shown_at_the_end(shown_of: ShownOf) -> None:
     assert shown_of(r'os.write(1, b"end\0")') == "end\0"
 
 
-def test_a_mark_of_a_time_to_come_holds_nothing_back() -> None:
+def test_a_mark_of_a_time_to_come_holds_nothing_back(shown_of: ShownOf) -> None:
     program = r"""
 from ddplaunch.protocol.write_times import mark
 os.write(1, mark(2**63) + b"x\n")
@@ -142,7 +186,7 @@ print("y")
     assert shown_of(program) == "x\ny\n"
 
 
-def test_a_file_of_the_script_has_no_marks(tmp_path: Path) -> None:
+def test_a_file_of_the_script_has_no_marks(shown_of: ShownOf, tmp_path: Path) -> None:
     program = """
 print("first", file=sys.stderr)
 os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 1)

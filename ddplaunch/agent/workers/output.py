@@ -24,7 +24,6 @@ from ddplaunch.protocol import wire, write_times
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.output_runs import count_lines
 from ddplaunch.system.files import kept_files
-from ddplaunch.system.linux import enlarge_pipe
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
@@ -181,6 +180,10 @@ class Stream:
         if self.copy:
             self._copy_matches(self._copy_lines.add(data))
 
+    def opened(self, fd: int) -> Pipe:
+        """The agent's end ``fd`` of the pipe, which is read into this stream."""
+        return Pipe(fd, self)
+
     def lines_for_console(self, data: bytes) -> bytes:
         """What to ``show`` of ``data`` and what came before it: whole lines."""
         return self._console_lines.add(data) if self.send else b""
@@ -228,8 +231,10 @@ class Stream:
             self.log.close()
 
 
-class _Pipe:
+class Pipe:
     """The agent's end of a pipe of a worker, and the stream that it is read into."""
+
+    batch_s = _BATCH_S
 
     def __init__(self, fd: int, stream: Stream) -> None:
         self.fd = fd
@@ -238,12 +243,15 @@ class _Pipe:
 
     def read(self, since_ns: int) -> list[_Piece]:
         """What is in the pipe now; it was written after ``since_ns``, the time of the last read."""
-        data = os.read(self.fd, nbytes) if (nbytes := _bytes_in(self.fd)) else b""
+        data = self._take()
         if not data:
             return []
         now_ns = time.monotonic_ns()
         found = write_times.pieces(data, since_ns)
         return [(self._time(time_ns, now_ns), self, piece) for time_ns, piece in found]
+
+    def _take(self) -> bytes:
+        return os.read(self.fd, nbytes) if (nbytes := _bytes_in(self.fd)) else b""
 
     def _time(self, time_ns: int, now_ns: int) -> int:
         """A time that keeps the order within the pipe, whichever processes wrote the marks."""
@@ -255,7 +263,7 @@ def _bytes_in(pipe: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0])
 
 
-_Piece = tuple[int, _Pipe, bytes]
+_Piece = tuple[int, Pipe, bytes]
 """When it was written (``time.monotonic_ns``), to which pipe, and what."""
 
 _Run = tuple[Stream, bytes]
@@ -271,7 +279,8 @@ class Pump:
 
     def __init__(self, pipes: dict[int, Stream], name: str) -> None:
         """``pipes`` are the agent's ends, which the thread closes."""
-        self._pipes = [_Pipe(fd, stream) for fd, stream in pipes.items()]
+        self._pipes = [stream.opened(fd) for fd, stream in pipes.items()]
+        self._batch_s = min(pipe.batch_s for pipe in self._pipes)
         self._steps = 0
         self._shown_ns = 0  # What was written before is shown.
         self._thread = in_thread(name, self._run)
@@ -320,7 +329,7 @@ class Pump:
                 poll.unregister(pipe.fd)
             self._close(ended)
             if found and sum(len(piece) for *_, piece in found) < _BURST_BYTES:
-                time.sleep(_BATCH_S)
+                time.sleep(self._batch_s)
 
     def _wait_ms(self) -> float:
         """Until an unfinished line is to be shown; at most ``_WAKE_S``, so that ``join`` learns that all is shown."""
@@ -352,7 +361,7 @@ class Pump:
             self._steps += 1
             _show(together)
 
-    def _close(self, pipes: list[_Pipe]) -> None:
+    def _close(self, pipes: list[Pipe]) -> None:
         self._pipes = [pipe for pipe in self._pipes if pipe not in pipes]
         for pipe in pipes:  # First: what follows may fail, and a worker must not wait for a reader that has gone.
             os.close(pipe.fd)
@@ -386,10 +395,3 @@ def _show(runs: list[_Run]) -> None:
     if first.send and not first.send(header, whole):
         for stream, data in runs:
             stream.lose(stream.header, data)
-
-
-def output_pipe() -> tuple[int, int]:
-    """A large pipe for one stream: (the agent's end, the worker's end)."""
-    reader, writer = os.pipe()
-    enlarge_pipe(writer)
-    return reader, writer

@@ -11,17 +11,20 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import error_in, last_lines, lost_peer_in, main_log, read_error_file
-from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
+from ddplaunch.agent.workers.output import LogFile, Pump, Stream
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Notice, Output
 from ddplaunch.protocol.results import Certainty, Round, StreamName, WorkerError, WorkerExit
 from ddplaunch.protocol.script_request import Request
 from ddplaunch.system import processes, procfs
+from ddplaunch.system.linux import output_pipe
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -86,12 +89,12 @@ class WorkerGroup:
         pipes: dict[int, Stream] = {}
         for name in _STREAMS:
             terminal_fd = terminal.get(name)
-            if terminal_fd is not None:
+            if terminal_fd is not None and not worker.worker_dir:
                 fds.append(os.dup(terminal_fd))
                 continue
-            reader, writer = output_pipe()
+            reader, writer = output_pipe() if terminal_fd is None else self._pseudo_terminal()
             fds.append(writer)
-            pipes[reader] = self._stream(worker, name)
+            pipes[reader] = self._stream(worker, name, terminal_fd)
         if pipes:
             worker.streams = tuple(pipes.values())
             worker.pump = Pump(pipes, f"output[{worker.local_rank}]")
@@ -99,11 +102,29 @@ class WorkerGroup:
             fds.append(_memory_file(self.spec.program.text.encode("utf-8", "surrogateescape")))
         return fds
 
-    def _stream(self, worker: Worker, name: StreamName) -> Stream:
+    def _pseudo_terminal(self) -> tuple[int, int]:
+        """Without one: a pipe, so that the lines are shown and logged, but the worker sees no terminal."""
+        from ddplaunch.agent.workers import worker_terminal
+
+        try:
+            return worker_terminal.open_pair()
+        except OSError as error:
+            self._outbox.send(Notice(f"{self.spec.host}: no pseudo-terminal for the worker: {error.strerror}", 0))
+        reader, writer = output_pipe()
+        os.set_blocking(reader, False)
+        return reader, writer
+
+    def _stream(self, worker: Worker, name: StreamName, terminal_fd: int | None) -> Stream:
         output = self.spec.output
         filters = output.duplicate_stdout_filters if name == "stdout" else output.duplicate_stderr_filters
-        return Stream(
-            header=Output(self.spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt),
+        header = Output(self.spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt)
+        kind: Callable[..., Stream] = Stream
+        if terminal_fd is not None:
+            from ddplaunch.agent.workers.worker_terminal import TerminalStream
+
+            header, kind = replace(header, on_terminal=True), partial(TerminalStream, terminal_fd=terminal_fd)
+        return kind(
+            header=header,
             send=self._outbox.send_output if self._is_shown(worker, name) else None,
             log=LogFile(worker.worker_dir / f"{name}.log", self._warn_once) if worker.worker_dir else None,
             filters=tuple(os.fsencode(text) for text in filters),

@@ -165,9 +165,6 @@ def _introduction(run: RunFolder, *, is_running: bool) -> list[str]:
     if run.other_host:
         kill = f"ssh {run.other_host} ddplaunch --kill {run.run_id}"
         lines.append(f"its launcher is on {run.other_host}, which shares the run folder; to end it: {kill}")
-    if streams := run.started.on_terminal:
-        names = quote(" and ".join(streams))
-        lines.append(f"the {names} of its only worker is on its terminal only, not here (with -t 3 also here)")
     if not os.path.exists(run.path / CONSOLE_LOG):
         raise LaunchError(f"{run.run_id}: it has no {CONSOLE_LOG}", f"Its files are in {run.name}.", NODE_NOT_READY)
     if kept_files.is_low(run.path):

@@ -53,7 +53,6 @@ def facts(folder: Path) -> RunFacts:
         host=text(body, "host"),
         pid=pid if type(pid) is int and 0 < pid <= _MAX_PID else 0,
         line_prefix=text(body, "line_prefix"),
-        on_terminal=tuple(words(body, "on_terminal")),
     )
 
 

@@ -101,8 +101,9 @@ class Console:
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines of a worker; while the queue is full, drop them and count them."""
-        for each in ((header, data),) if self.is_shared else by_stream(header, data):
-            self._writer(each[0].stream).output(*each)
+        if not header.on_terminal:
+            for each in ((header, data),) if self.is_shared else by_stream(header, data):
+                self._writer(each[0].stream).output(*each)
         if self._log:
             self._log.output(header, data)
 

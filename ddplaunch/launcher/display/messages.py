@@ -107,22 +107,15 @@ class UserMessages:
         for line in env_forwarding.masked_lines(dict(self._config.remote.environ)):
             self.show(f"forwarded: {line}", Level.VERBOSE)
 
-    def nodes_ready(self, local_world_sizes: Mapping[str, int], terminals: Collection[str] = ()) -> None:
-        """All agents are ready.
-
-        ``local_world_sizes`` are the numbers of workers by host; ``terminals`` are the streams that a lone worker
-        shares with this process, so that they are not logged.
-        """
+    def nodes_ready(self, local_world_sizes: Mapping[str, int]) -> None:
+        """All agents are ready. ``local_world_sizes`` are the numbers of workers by host."""
         count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
         self._count = count
         template = self._config.output.line_prefix
         if template == "" or (template is None and count == 1 and self._config.max_nodes == 1):
             self.console.show_no_prefix()
         on = next(iter(local_world_sizes)) if nodes == 1 else plural(nodes, "node")
-        unlogged = [name for name in ("stdout", "stderr") if name in terminals] if count == 1 else []
-        self.show(
-            f"{plural(count, 'worker')} on {on}, {where_logs(self._config, self._folder, unlogged)}", Level.NORMAL
-        )
+        self.show(f"{plural(count, 'worker')} on {on}, {where_logs(self._config, self._folder)}", Level.NORMAL)
 
     def attempt_started(self, started: AttemptStarted, *, is_first: bool) -> None:
         """The workers of a node run; ``is_first``: it is the first node of the attempt of which this is known."""
@@ -308,13 +301,10 @@ def _late_ranks(result: AttemptResult) -> str:
     return f"; {quote(result.collectives[0], 1000)}" if is_why else ""
 
 
-def where_logs(config: LaunchConfig, folder: Path | None, unlogged: Sequence[str] = ()) -> str:
-    """Where the workers' output is kept; ``unlogged`` streams are those of a lone worker on the terminal."""
+def where_logs(config: LaunchConfig, folder: Path | None) -> str:
+    """Where the workers' output is kept."""
     if folder is None:
         return "no logs are kept"
-    if unlogged:
-        only = f"{' and '.join(unlogged)} {'are' if unlogged[1:] else 'is'} only on this terminal (-t 3: also in a log)"
-        return f"{only}, {'the report' if unlogged[1:] else 'logs'} in {folder}"
     has_logs = config.output.collect_logs or config.is_local
     on_nodes = f"logs are on each node (ddplaunch --logs {quote(folder.name)} prints them), the report"
     return f"{'logs' if has_logs else on_nodes} in {folder}"

@@ -48,7 +48,6 @@ class RunFacts:
         host: name of that machine.
         pid: of that process.
         line_prefix: the template of the prefix of the workers' lines on the console and in console.log.
-        on_terminal: streams of a lone worker that are only on that process's terminal, and in no file.
     """
 
     run_id: str = ""
@@ -60,7 +59,6 @@ class RunFacts:
     host: str = ""
     pid: int = 0
     line_prefix: str = ""
-    on_terminal: tuple[str, ...] = ()
 
 
 _held: dict[Path, int] = {}
