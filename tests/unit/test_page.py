@@ -309,6 +309,16 @@ def test_no_sentence_of_the_failure_stands_there_twice(tmp_path: Path):
     assert "failed: rank 3" not in page.words, "nor at the end of the run"
 
 
+def test_after_the_loss_of_a_node_the_ranks_that_missed_it_are_not_the_cause(tmp_path: Path):
+    report = json.loads((run_folders.with_logs(tmp_path) / "report.json").read_text())
+    attempt = report["attempts"][1]
+    attempt.update(exits=attempt["exits"][4:], reason="gpu3 has not answered for 5 s")
+    report.update(first_failure=None, reason=attempt["reason"])
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    page = Parsed(render.page(tmp_path, NOW))
+    assert "failed exit code 1 gpu3 has not answered for 5 s traceback" in page.words
+
+
 def test_a_rank_that_has_lost_a_peer_is_not_drawn_as_one_that_has_failed(tmp_path: Path):
     files = reading.read(run_folders.with_logs(tmp_path))
     ends = {bar.rank: bar.end for bar in story(files, NOW).nodes["gpu1"] if bar.attempt == 1}

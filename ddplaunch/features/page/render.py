@@ -215,12 +215,12 @@ def badge(files: RunFiles) -> dict[str, str]:
 def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
     if files.report and files.report.outcome == "succeeded":
         return ""
-    if failed:
+    if failed and not failed[0].is_victim:
         return failed[0].title
     if files.report and files.report.signal:
         return f"stopped by {line(files.report.signal, 20)}"
     ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
-    reasons = [*failures.sentences(files), line(run_json.text(ended, "text"))]
+    reasons = [*failures.sentences(files), line(run_json.text(ended, "text")), *(each.title for each in failed)]
     return next(filter(None, reasons), "")
 
 
