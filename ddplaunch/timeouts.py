@@ -23,7 +23,7 @@ class TimeoutConfig:
     Attributes:
         shutdown_timeout_s: from SIGTERM to SIGKILL when workers are stopped.
         hang_report_s: time without any movement after which the launcher reports where the workers are; None: never;
-            ``auto``: ``AUTO_HANG_REPORT_S``, or ten times the longest pause of the run if that is more.
+            ``auto``: ``AUTO_HANG_REPORT_S``, or ten times the longest pause so far, whichever is longer.
         hang_timeout_s: time without any movement after which the job counts as hung; None: never.
         busy_timeout_s: as ``hang_timeout_s``, but CPU time, reading and writing do not count as movement; None: never.
         join_timeout_s: how long the nodes of one launcher may take to meet; else ``RendezvousConfig.join_timeout_s``.

@@ -108,7 +108,7 @@ class Shutdown:
         name = signal.Signals(signum).name
         by = " by SIGTERM" if count == 2 and signum != signal.SIGTERM else ""
         kills = [f"SIGKILL in {grace_s:g} s" if grace_s else "SIGKILL at once" for grace_s in graces_s]
-        again = f"; again: {kills[count]}" if count < 3 else ""
+        again = f"; a {'second' if count == 1 else 'third'} signal: {kills[count]}" if count < 3 else ""
         text = f"{name}: stopping the workers{by}, {kills[count - 1]}{again}{remark}"
         self._messages.show(text, Level.NORMAL, "signal")
 

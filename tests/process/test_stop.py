@@ -167,7 +167,7 @@ def test_signals_of_one_moment_are_one() -> None:
     finished = running.finish()
     assert finished.returncode in [128 + number(name) for name in STOPS], finished.err
     assert re.findall("stopping the workers.*", finished.err) == [
-        "stopping the workers, SIGKILL in 30 s; again: SIGKILL in 5 s"
+        "stopping the workers, SIGKILL in 30 s; a second signal: SIGKILL in 5 s"
     ]
     assert finished.out.count("bye") == 2
 

@@ -42,7 +42,7 @@ def test_a_job_at_its_time_limit_saves(slurm: Slurm, tmp_path: Path):
         wait_until(lambda job=job: job.field("JobState") not in ("RUNNING", "COMPLETING"), LIMIT_S, job.text, 0.5)
         assert job.field("JobState") == "TIMEOUT"
         wait_until(lambda job=job: len(list(job.log.parent.glob("saved*"))) == 2, SAVE_S + LIMIT_S, job.text)
-        assert "SIGKILL in 5 s; again" not in job.text
+        assert "SIGKILL in 5 s; a third" not in job.text
 
 
 def start(slurm: Slurm, folder: Path, prefix: str) -> Batch:

@@ -50,7 +50,7 @@ def rows() -> tuple[object, ...]:
             "--hang-report",
             "TIME|off",
             "When nothing has moved for this time, show which ranks wait for whom, and write hang.txt; the job goes "
-            "on. Default: 5m, or ten times the longest pause of the run if that is more.",
+            "on. Default: 5m, or ten times the longest pause so far, whichever is longer.",
             sets="timeouts.hang_report_s",
             parse=lambda text, option: None if text == "off" else parse_seconds(text, option),
             completes=("off",),

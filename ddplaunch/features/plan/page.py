@@ -154,7 +154,7 @@ def _commands(plan: Plan, *, is_verbose: bool) -> Iterator[str]:
     yield f"  each worker   {_typed(plan.command)}"
     yield f"                in {_typed([node.directory])}"
     if plan.how == "forked":
-        yield "                forked from a process of its node that has imported torch, as if executed"
+        yield "                forked from a process that has imported torch; the script runs as under this command"
 
 
 def _typed(command: Sequence[str], *, shell: bool = False) -> str:
