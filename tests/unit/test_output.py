@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import resource
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -398,6 +399,51 @@ def test_last_lines_that_the_launcher_takes_late_are_waited_for(monkeypatch: pyt
     now = time.monotonic()
     assert pump.join(now - output._BUSY_S, now)
     assert received.data == b"last\n" * 1000
+
+
+def test_a_pump_between_two_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker ends after its last line was noticed, and before it is read; the thread does not know of the end."""
+    is_noticed, has_ended, is_read, goes_on = (threading.Event() for _ in range(4))
+    make_poll, sleep = select.poll, time.sleep
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = make_poll()
+            self.register, self.unregister = self._poll.register, self._poll.unregister
+
+        def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+            events = self._poll.poll(timeout_ms)
+            is_noticed.set()
+            has_ended.wait(60)
+            return events
+
+    def hold(duration_s: float) -> None:
+        if threading.current_thread() is not pump._thread:
+            sleep(duration_s)
+            return
+        is_read.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(output.select, "poll", Poll)
+    monkeypatch.setattr(output.time, "sleep", hold)
+    received, waits, (reader, writer) = Received(), itertools.count(), output_pipe()
+    os.write(writer, b"last words, without a newline")
+    pump = Pump({reader: stream(received)}, "test")
+    assert is_noticed.wait(60)
+    os.close(writer)
+    ended_at = time.monotonic()
+    has_ended.set()
+    assert is_read.wait(60)
+    join = pump._thread.join
+
+    def wait(timeout_s: float) -> None:
+        join(timeout_s and 0.01)
+        if next(waits) == 3:
+            goes_on.set()
+
+    monkeypatch.setattr(pump._thread, "join", wait)
+    assert pump.join(ended_at - output._BUSY_S, ended_at)
+    assert received.data == b"last words, without a newline"
 
 
 def test_the_pump_of_a_busy_stranger_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,7 +282,7 @@ class Pump:
         self._pipes = [stream.opened(fd) for fd, stream in pipes.items()]
         self._batch_s = min(pipe.batch_s for pipe in self._pipes)
         self._steps = 0
-        self._shown_ns = 0  # What was written before is shown.
+        self._shown_ns = 0  # What was written before is shown, and a process still holds each pipe that is open.
         self._thread = in_thread(name, self._run)
 
     def join(self, deadline: float, ended_at: float) -> bool:
@@ -323,11 +323,12 @@ class Pump:
             count = bisect(written, read_ns, key=itemgetter(0))
             later = written[count:]
             self._write(written[:count])
-            self._shown_ns = read_ns
             self._flush_partial()
             for pipe in ended:
                 poll.unregister(pipe.fd)
             self._close(ended)
+            if self._pipes and not any(event & select.POLLHUP for _, event in poll.poll(0)):
+                self._shown_ns = read_ns
             if found and sum(len(piece) for *_, piece in found) < _BURST_BYTES:
                 time.sleep(self._batch_s)
 
