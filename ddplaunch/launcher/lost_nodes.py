@@ -38,7 +38,7 @@ one    2:3       3      serves  2                   0     no page               
 one    3:4       3      other   none: below MIN     84    REASON
 one    2         2      other   none                84    REASON                                  job
 one    2         2      serves  none                84    REASON
-one    1         1      only    none                84    no page, but error: REASON
+one    1         1      only    none                84    REASON
 each   1:2       2      other   1                   0     no page                                 self_organised
 each   1:2       3      other   2, with who waited  0     no page
 each   2         3      other   2, with who waited  0     no page
@@ -51,8 +51,8 @@ each   2         2      serves  none                84    the rendezvous at HOST
 leads: one launcher leads all nodes, or each node has a launcher. hosts: those of ``--hosts``, or that have started
 ddplaunch; with more than MAX there are spares, or nodes that wait. The page begins so; REASON: how the launcher has
 noticed it. Where each node has a launcher, all that are left end with this code and this page. No case is a restart.
-A single node that is lost has reported nothing for a page. Between two attempts it is the same, but where each node has
-a launcher 83 in place of 84 (steps 2 and 3 below).
+Between two attempts it is the same, but where each node has a launcher 83 in place of 84 (steps 2 and 3 below). Before
+any worker has run there is no page, but an error.
 
 Who decides a row, and so where it is changed: if one launcher leads, ``LostNodes._continue_or_fail`` here and
 ``Participants.continue_without``. If each node has one, ``Coordinator._too_few`` says whether the run can go on,

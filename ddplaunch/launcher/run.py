@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import outcome, run_facts, setup
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
@@ -372,7 +371,7 @@ class Run:
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
         result = self._watches.add_to_result(result)
-        is_shown = failure_page.has_page(result, error)
+        is_shown = self._messages.has_page(result, error)
         failure = outcome.with_leftovers(error, result) if lost else error
         more = self._watches.page_lines(result), self._watches.report_lines(result)
         self._messages.run_ended(result, error if is_shown else failure, *more, asked_again=asked_again)

@@ -251,14 +251,13 @@ def test_the_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "has_attempt", "is_page"),
+    ("exit_code", "workers_ran", "is_page"),
     [(None, True, True), (NODE_LOST, True, True), (NODE_LOST, False, False), (INTERNAL, True, False)],
     ids=["a worker", "a lost node", "a node that never came", "a bug"],
 )
-def test_which_failures_are_shown_as_a_page(exit_code: int | None, has_attempt: bool, is_page: bool) -> None:
-    result = failed(ended(0, 1)) if has_attempt else failed(attempts=())
+def test_which_failures_are_shown_as_a_page(exit_code: int | None, workers_ran: bool, is_page: bool) -> None:
     error = LaunchError("no", "", exit_code) if exit_code else None
-    assert failure_page.has_page(result, error) is is_page
+    assert failure_page.has_page(failed(attempts=()), error, workers_ran) is is_page
 
 
 def test_absolute_and_relative_paths_of_logs_have_no_folder_in_common() -> None:

@@ -70,9 +70,9 @@ def page(
     return escape("\n".join(parts))
 
 
-def has_page(result: RunResult, error: LaunchError | None) -> bool:
+def has_page(result: RunResult, error: LaunchError | None, workers_ran: bool) -> bool:
     """Whether the end of the run is shown as a page: workers ran, and it has failed, not by a bug."""
-    return result.outcome == "failed" and (error is None or (bool(result.attempts) and error.exit_code != INTERNAL))
+    return result.outcome == "failed" and (error is None or (workers_ran and error.exit_code != INTERNAL))
 
 
 def _hint(

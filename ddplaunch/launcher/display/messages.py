@@ -67,6 +67,7 @@ class UserMessages:
         console.logs = where_logs(config, folder)
         self._note = note
         self._count = 0
+        self._workers_ran = False
         self._position: tuple[int, int, int] | None = None
         self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
 
@@ -119,6 +120,7 @@ class UserMessages:
 
     def attempt_started(self, started: AttemptStarted, *, is_first: bool) -> None:
         """The workers of a node run; ``is_first``: it is the first node of the attempt of which this is known."""
+        self._workers_ran = True
         self._show_position(started)
         if is_first:
             are = "is" if started.world_size == 1 else "are"
@@ -171,6 +173,10 @@ class UserMessages:
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL, "restart")
 
+    def has_page(self, result: RunResult, error: LaunchError | None) -> bool:
+        """Whether ``run_ended`` shows the failure page; a node that is lost may have reported no attempt for it."""
+        return failure_page.has_page(result, error, self._workers_ran)
+
     def run_ended(
         self,
         result: RunResult,
@@ -216,7 +222,7 @@ class UserMessages:
 
     def _page(self, result: RunResult, error: LaunchError | None, more: Sequence[str], *, has_report: bool) -> str:
         """The failure page; empty if there is none."""
-        if not failure_page.has_page(result, error):
+        if not self.has_page(result, error):
             return ""
         is_dry_run = self._config.dry_run
         options = {"is_remote": self._is_remote, "is_dry_run": is_dry_run, "has_report": has_report}
