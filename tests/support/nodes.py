@@ -126,10 +126,16 @@ class Node:
 
     def pids(self) -> dict[int, str]:
         """Command lines of what runs on the node, but its sshd."""
-        if not self._process:
-            return {}
-        own = _processes_of(os.readlink(f"/proc/{self.init_pid}/ns/pid"))
-        return {pid: line for pid in own if not (line := command_line(pid)).startswith(("sshd:", str(_which("sshd"))))}
+        return {pid: line for pid, line in self._all_pids() if not line.startswith(_sshd_lines())}
+
+    def sshd_pids(self) -> list[int]:
+        """Its sshd: process 1, and those of each login."""
+        return [pid for pid, line in self._all_pids() if line.startswith(_sshd_lines())]
+
+    def _all_pids(self) -> Iterator[tuple[int, str]]:
+        if self._process:
+            for pid in _processes_of(os.readlink(f"/proc/{self.init_pid}/ns/pid")):
+                yield pid, command_line(pid)
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on the node, with all its namespaces."""
@@ -422,6 +428,11 @@ def _processes_of(namespace: str) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{entry}/ns/pid") == namespace and is_alive(int(entry)):
                     yield int(entry)
+
+
+def _sshd_lines() -> tuple[str, str]:
+    """How the command lines of sshd begin."""
+    return "sshd:", str(_which("sshd"))
 
 
 def _remove(names: Sequence[str]) -> None:
