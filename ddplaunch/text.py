@@ -23,7 +23,8 @@ _MAX_NAME_BYTES = 255
 """Of a name in a folder, on Linux (NAME_MAX)."""
 
 _SECRET_NAME = (
-    r"([\w.-]*[._-])?(api[_-]?key|access[_-]?key|token|secret|pass|password|passwd|pwd|pat|passphrase|credentials?)"
+    r"([\w.-]*[._-])?((api|access|secret|private)[_-]?key|(?-i:KEY)|token|secret|pass|password|passwd|pwd|pat|"
+    r"passphrase|credentials?|auth|authorization|oauth2?|dsn|cookie|webhook)"
 )
 
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|min|m|h|d)")
@@ -77,7 +78,7 @@ def without_login(text: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    """Of an option, of a variable, or of a setting like ``wandb.api_key``; not ``--max-tokens`` or ``--key-dim``."""
+    """Of an option, of a variable, or of a setting like ``wandb.api_key``; not ``--max-tokens`` or ``--sort-key``."""
     return bool(re.fullmatch(_SECRET_NAME, name, re.IGNORECASE))
 
 
