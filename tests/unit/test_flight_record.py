@@ -200,6 +200,20 @@ def test_a_file_that_is_no_flight_record_does_nothing(tmp_path: Path, data: byte
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kB, of this process"
 
 
+def test_the_process_that_reads_a_file_gets_no_more_memory_than_its_limit(tmp_path: Path) -> None:
+    """Without a limit it takes 2 GB for this file: a table up to the number under which the value is kept."""
+    with pytest.raises(ValueError, match="or too large"):
+        read(tmp_path, b"\x80\x02Nr\xff\xff\xff\x07.")
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20, "kB"
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    assert read(tmp_path, file(entry(1))).calls
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(OSError, match="symbolic links"):
+        parse_file(tmp_path / "link")
+
+
 def test_the_call_that_has_failed_is_unfinished() -> None:
     """gloo has counted it as finished."""
     record = parse(dump(entry(1), entry(2), entry(1, process_group=["1", "tp"], time_created_ns=5)), GROUPS)

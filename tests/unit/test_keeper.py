@@ -161,6 +161,11 @@ def test_an_import_gets_a_hidden_variable_and_nothing_else_does(folder: Path, mo
     assert (sys.modules["kept_b"].B, imports.difference(surroundings.digests(environ))) == (None, "READ_LATE")
 
 
+def test_a_keeper_starts_with_the_variables_that_are_read_in_c_and_no_other_one() -> None:
+    kept = {"PATH": "/bin", "XDG_STATE_HOME": "/s", "LD_LIBRARY_PATH": "/x", "OMP_NUM_THREADS": "2", "HOME": "/h"}
+    assert surroundings.visible({**kept, "HF_TOKEN": "x", "MY_PATH": "x", "A_OMP_": "x"}) == kept
+
+
 def test_an_environment_in_a_file_is_the_same() -> None:
     for environ in ({}, {"A": "", "B": "x=y\n\udcff", "C": "x" * 3_000_000}):
         assert surroundings.read_environ(surroundings.environ_file(environ)) == environ
