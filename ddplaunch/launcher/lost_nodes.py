@@ -51,8 +51,9 @@ each   2         2      serves  none                84    the rendezvous at HOST
 leads: one launcher leads all nodes, or each node has a launcher. hosts: those of ``--hosts``, or that have started
 ddplaunch; with more than MAX there are spares, or nodes that wait. The page begins so; REASON: how the launcher has
 noticed it. Where each node has a launcher, all that are left end with this code and this page. No case is a restart.
-Between two attempts it is the same, but where each node has a launcher 83 in place of 84 (steps 2 and 3 below). Before
-any worker has run there is no page, but an error.
+Between two attempts it is the same, but where each node has a launcher 83 in place of 84 (steps 2 and 3 below). If the
+lost node did not serve, a job of a fixed size, too, first waits for ``join_timeout_s``, 600 s. Before any worker has
+run there is no page, but an error.
 
 Who decides a row, and so where it is changed: if one launcher leads, ``LostNodes._continue_or_fail`` here and
 ``Participants.continue_without``. If each node has one, ``Coordinator._too_few`` says whether the run can go on,

@@ -54,7 +54,7 @@ class SweepRun:
 class JoinRendezvous:
     """Launcher to agent: join ``rendezvous``, and leave an earlier one.
 
-    Sent before the first attempt, and each time the rendezvous moves to another node.
+    Sent before the first attempt, and each time another rendezvous begins, on the same node or another one.
     """
 
     rendezvous: RendezvousConfig

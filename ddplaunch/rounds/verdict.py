@@ -336,7 +336,7 @@ def with_verdict(result: AttemptResult, decided: RoundVerdict, *, is_stopping: b
 
 
 def of_spare(decided: RoundVerdict) -> AttemptResult:
-    """The result of a node that has never taken part."""
+    """The result of a node that had no part in the last round."""
     return with_verdict(AttemptResult(decided.attempt, decided.outcome, (), 0.0), decided, is_stopping=False)
 
 
