@@ -1,4 +1,4 @@
-"""The loss of a node: how it is noticed, and what follows. Every decision of the launcher about it is here.
+"""The loss of a node: how it is noticed, and what follows, for all processes. The launcher's decisions are here.
 
 Runs in the launcher, in the main thread. A host loses power, and workers run:
 
@@ -113,6 +113,10 @@ time    name                                   who acts when it is over
     rendezvous at HOST:PORT is lost: ..." in place of "the rendezvous has moved".
 
 Between two attempts it is the same, but no worker is stopped and no node gets a verdict.
+
+A lost node's index never comes back: a node that did would be a new index, like a spare. ``attempts._GONE``,
+``NodeState.LOST``, ``Node.is_ignored``, the sweep, which kills by the node's tag, and ``Nodes.start_next`` and
+``setup.agent_spec``, where an index is a host, rely on it.
 
 The nodes notice a loss, too, but later, so that they act only if the node still answers the launcher. When the member
 that serves has got no heartbeat of another for 8 s, the coordinator stops the round by itself, and ``NodeSilent`` tells

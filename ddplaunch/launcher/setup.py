@@ -42,8 +42,8 @@ _LOOPBACK = "127.0.0.1"
 HEARTBEAT_MARGIN_S = 3.0
 """Seconds that are added to ``lost_after_s`` where nodes count a silent one as lost, by its heartbeats.
 
-The launcher notices a loss 4 to 6 s after it, because it pings and looks once a second, and only replaces the node. By
-the heartbeats, 7 s or more after the loss, the nodes then look for another rendezvous.
+The pings show a loss after 5 s (4 to 6, since they are sent once a second), the heartbeats after 8 s (7 to 9). The
+first only replaces the node; the second costs a new rendezvous.
 """
 
 SLOW_START_S = 25.0
