@@ -208,7 +208,7 @@ class Participants:
         self.indices[position : position + 1] = [spare.index] if spare else []
         if spare:
             self._show(f"{spare.host} replaces {node.host}", Level.NORMAL)
-        if len(self.indices) >= self._min_nodes:
+        if len(self.indices) >= self._min_nodes:  # Else ``on_changed`` ends the run: tell the coordinator nothing.
             self._take_out(node)
         self.on_changed()
 

@@ -341,8 +341,8 @@ class Coordinator:
     def _too_few(self, leaving: set[int]) -> str:
         """Why the nodes that are not lost or ``leaving`` form no further round; empty if they can.
 
-        In place of a lost node of an elastic run another one may join. A launcher that leads all nodes ends the run by
-        itself if it cannot replace a lost node.
+        In place of a lost node of an elastic run another one may join. Where one launcher leads all nodes,
+        that launcher, not the coordinator, ends the run if it cannot replace a lost node.
         """
         others_may_come = bool(self.assigned) or self.min_nodes < self.max_nodes
         if not leaving and (others_may_come or not self._reports.node_lost):
