@@ -292,6 +292,33 @@ def test_a_flood_of_a_lone_worker_is_whole_on_the_terminal_and_in_the_log(screen
     assert whole in screen.shown
 
 
+def test_what_a_lone_worker_wrote_last_is_not_lost_on_a_stopped_terminal(screen: Screen, tmp_path: Path) -> None:
+    logs, whole = tmp_path / "job/attempt_0/0", "".join(f"{number}\n" for number in range(1, 301)).encode()
+    program = f"""
+wait_for() {{ until [ -e {tmp_path}/$1 ]; do sleep 0.1; done; }}
+echo begin; wait_for stopped; echo 0; wait_for rest; seq 300; echo last >&2"""
+    options = ("--nproc-per-node", "1", "--log-dir", tmp_path, "--rdzv-id", "job", "--no-python", "sh", "-c", program)
+    running = screen.start(*options)
+    screen.wait_for(b"begin\n")
+    screen.type(b"\x13")  # Ctrl-S
+    (tmp_path / "stopped").touch()
+    wait_until(lambda: (logs / "stdout.log").read_bytes() == b"begin\n0\n")
+    (tmp_path / "rest").touch()
+    wait_until(lambda: (logs / "stdout.log").read_bytes() == b"begin\n0\n" + whole)
+    wait_until(lambda: (logs / "stderr.log").read_bytes() == b"last\n")
+    screen.type(b"\x11")  # Ctrl-Q
+    screen.wait_for(whole)
+    screen.wait_for(b"last\n")
+    assert running.finish().returncode == 0
+
+
+def test_a_terminal_that_a_lone_worker_has_made_non_blocking_shows_all(screen: Screen) -> None:
+    program = "import os; os.set_blocking(0, False); print('\\n'.join(map(str, range(100000))))"
+    assert screen.start("--nproc-per-node", "1", "--no-python", sys.executable, "-c", program).finish().returncode == 0
+    screen.wait_for(b"\n99999\n")
+    assert "".join(f"{number}\n" for number in range(100_000)).encode() in screen.shown
+
+
 def test_several_workers_share_the_terminal_by_lines(screen: Screen) -> None:
     running = screen.start(*TWO, WRITE, "tty:", "0/ask:", env={**BARE, "NO_COLOR": "1"})
     screen.wait_for(b"0| terminals: [True, False, False]\n")

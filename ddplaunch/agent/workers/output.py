@@ -150,6 +150,7 @@ class Stream:
         written_s: time of the last bytes (``time.monotonic()``).
         lines: number of whole lines.
         on_next_output: called once, at the next bytes; any thread may set it.
+        is_over: the worker has ended; any thread may set it.
     """
 
     header: Output
@@ -162,6 +163,7 @@ class Stream:
     written_s: float = 0.0
     lines: int = 0
     on_next_output: Callable[[], None] | None = None
+    is_over: bool = False
     _lost_lines: int = field(default=0, init=False)
     _is_within_line: bool = field(default=False, init=False)
     _console_lines: LineBuffer = field(default_factory=lambda: LineBuffer(wire.MAX_CHUNK_BYTES), init=False)

@@ -258,6 +258,8 @@ class WorkerGroup:
             stop_requested: the launcher, a signal or the loss of the launcher stopped the run.
         """
         for worker in self.workers:
+            for stream in worker.streams:
+                stream.is_over = True
             if worker.pump:
                 worker.pump.join(deadline, worker.ended_at)
         for copy in self._copies.values():

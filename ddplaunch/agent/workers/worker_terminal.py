@@ -1,16 +1,21 @@
 """The terminal of a job's only worker: its output goes through pseudo-terminals, so that the log files have it, too.
 
 The worker finds a terminal with the size of the user's. What it writes is shown at once, as it is; where the terminal
-does not take it, the worker waits. stdout and stderr have a pseudo-terminal each: a log file each. Runs in the agent,
-in the thread of the worker's pump; it opens them in the main thread.
+does not take it, the worker waits, and what is left at its end goes to the launcher. stdout and stderr have a
+pseudo-terminal each: a log file each. Runs in the agent, in the thread of the worker's pump; it opens them in the main
+thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import select
 import termios
+import time
+from dataclasses import replace
 
 from ddplaunch.agent.workers.output import Pipe, Stream
 from ddplaunch.late_dataclass import dataclass
@@ -18,6 +23,8 @@ from ddplaunch.protocol import write_times
 
 _MOST_BYTES = 1 << 20
 _SIZE = bytes(8)
+_TICK_S, _STALL_S = 0.1, 1.0
+"""Seconds between two attempts to write to a stopped terminal, and until the launcher gets what is left at the end."""
 
 
 def open_pair() -> tuple[int, int]:
@@ -44,6 +51,10 @@ class TerminalStream(Stream):
 
     terminal_fd: int = -1
 
+    def __post_init__(self) -> None:
+        self._fd = _opened_again(self.terminal_fd)
+        self._takes_more = True
+
     def opened(self, fd: int) -> Pipe:
         """The agent's end ``fd`` of the pseudo-terminal."""
         return _PseudoTerminal(fd, self, self.terminal_fd)
@@ -58,19 +69,51 @@ class TerminalStream(Stream):
         return False
 
     def show(self, data: bytes) -> None:
-        """Write ``data`` to the terminal, however long that takes. A terminal that has gone takes nothing."""
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self.terminal_fd, view) :]
-        except OSError:  # The launcher gets SIGHUP.
-            pass
-        if lines := super().lines_for_console(data):
+        """Show ``data`` on the terminal, or by the launcher if the terminal is stopped at the end of the worker."""
+        count = self._write(data) if self._takes_more else 0
+        if lines := super().lines_for_console(data[:count]):
             super().show(lines)
+        if count < len(data):
+            self.flush_partial()
+            self._takes_more, self.header = False, replace(self.header, on_terminal=False)
+            super().show(data[count:])
+
+    def _write(self, data: bytes) -> int:
+        """Write ``data`` to the terminal. Returns how much it took; a terminal that has gone takes all."""
+        view, stops_at = memoryview(data), float("inf")
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+                stops_at = float("inf")
+            except BlockingIOError:
+                if self.is_over:
+                    stops_at = min(stops_at, time.monotonic() + _STALL_S)
+                if time.monotonic() >= stops_at:
+                    break
+                select.select([], [self._fd], [], _TICK_S)
+            except OSError:  # The launcher gets SIGHUP.
+                return len(data)
+        return len(data) - len(view)
 
     def flush_partial(self) -> None:
         """Send an unfinished line to the launcher; the terminal has it."""
         super().show(self._console_lines.take_rest())
+
+    def close(self) -> None:
+        """As for every stream; it also closes its own descriptor of the terminal."""
+        super().close()
+        os.close(self._fd)
+
+
+def _opened_again(terminal_fd: int) -> int:
+    """A descriptor of the terminal that does not block, while other programs still find theirs as it was.
+
+    If it cannot be opened, as after ``su``: another descriptor, which may block.
+    """
+    if os.isatty(terminal_fd):
+        with contextlib.suppress(OSError):
+            return os.open(f"/proc/self/fd/{terminal_fd}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.dup(terminal_fd)
 
 
 class _PseudoTerminal(Pipe):
