@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.launcher_channel import Outbox
-from ddplaunch.agent.workers.output import Pump, Stream, output_pipe
+from ddplaunch.agent.workers.output import Pump, Stream
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.system.linux import output_pipe
 from ddplaunch.system.unix_socket import Connection, LocalServer
 from ddplaunch.threads import begin, in_thread, post_from_thread, result_of
 
