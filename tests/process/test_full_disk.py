@@ -48,10 +48,10 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def warnings(finished: Finished) -> list[str]:
-    """What we said besides where the logs are and, in the last line, what is missing in the launcher's folder."""
+    """What we said besides where the logs are, the success and, in the last line, what is missing in the folder."""
     said = [line for line in finished.err.splitlines() if line.startswith("ddplaunch: ")]
     said = said[:-1] if said and said[-1].startswith("ddplaunch: not written, or only in part, in ") else said
-    return [line for line in said if not re.match(r"ddplaunch: \d+ workers on ", line)]
+    return [line for line in said if not re.match(r"ddplaunch: (\d+ workers on |succeeded after )", line)]
 
 
 def test_a_disk_that_fills_up_stops_nothing_and_is_told_once(disk: Disk) -> None:

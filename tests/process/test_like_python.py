@@ -355,7 +355,18 @@ def test_a_script_that_ends_well_ends_in_the_same_way(tmp_path: Path) -> None:
 def test_a_script_that_ends_badly_ends_in_the_same_way(tmp_path: Path) -> None:
     badly = names(endings.BADLY)
     plainly = [ends_plainly(name, tmp_path / "plain") for name in badly]
-    silent = ("exit_", "os_exit_", "interrupted", "raises_keyboard_interrupt", "hooked_keyboard", "stdout_")
+    silent = (
+        "exit_3",
+        "exit_minus_1",
+        "exit_true",
+        "exit_huge",
+        "exit_is_subclassed",
+        "os_exit_",
+        "interrupted",
+        "raises_keyboard_interrupt",
+        "hooked_keyboard",
+        "stdout_",
+    )
     for start_method in ("forkserver", "spawn"):
         options = ("--start-method", start_method, "--nproc-per-node", "1", "--max-restarts", str(len(badly) - 1))
         finished = run(*options, PROGRAMS / "endings.py", ",".join(badly), tmp_path / start_method)

@@ -37,7 +37,7 @@ def sums(text: str) -> list[str]:
 
 def folders(done: Finished) -> tuple[set[str], list[str]]:
     """Names of the run folder, and of the launchers' folders in it."""
-    paths = [Path(text) for text in re.findall(r"logs in (\S+)", done.err)]
+    paths = [Path(text) for text in re.findall(r", logs in (\S+)", done.err)]
     assert all((path / "report.json").exists() for path in paths)
     return {path.parent.name for path in paths}, sorted(path.name for path in paths)
 

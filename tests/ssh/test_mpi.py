@@ -51,6 +51,6 @@ def test_the_tasks_of_two_machines_meet(mpirun, make_lab, tmp_path):
     end.touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err
-    folders = [Path(text) for text in re.findall(r"logs in (\S+)", finished.err)]
+    folders = [Path(text) for text in re.findall(r", logs in (\S+)", finished.err)]
     assert len({path.parent for path in folders}) == 1
     assert sorted(path.suffix for path in folders) == [f".{rank}" for rank in range(4)]
