@@ -24,6 +24,7 @@ from tests.support.runs import ROOT
 OF_A_RELEASE = {
     *PAGES,
     ROOT / "LICENSE",
+    ROOT / "mkdocs.yml",
     ROOT / "pyproject.toml",
     ROOT / ".gitignore",
     ROOT / ".pre-commit-config.yaml",
@@ -108,7 +109,7 @@ def workflow() -> dict[str, Any]:
 def test_the_workflow_has_the_steps_of_every_other_ci() -> None:
     """All are in one file: a step that is added there is run by the workflow, too."""
     assert [step["run"] for step in workflow()["steps"] if "run" in step] == [".ci/run"]
-    assert set(re.findall(r"scripts/(\w+)\b(?!/)", read(".ci/run"))) == {"check", "test", "build", "compat"}
+    assert set(re.findall(r"scripts/(\w+)\b(?!/)", read(".ci/run"))) == {"check", "test", "site", "build", "compat"}
 
 
 def test_the_workflow_runs_the_pythons_that_are_promised() -> None:
