@@ -175,7 +175,7 @@ class UserMessages:
 
     def has_page(self, result: RunResult, error: LaunchError | None) -> bool:
         """Whether ``run_ended`` shows the failure page; a node that is lost may have reported no attempt for it."""
-        return failure_page.has_page(result, error, self._workers_ran)
+        return failure_page.has_page(result, error, self._workers_ran or bool(result.attempts))
 
     def run_ended(
         self,
