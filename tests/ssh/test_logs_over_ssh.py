@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ssh.test_collect_logs import THERE
+from tests.support.detached import JOB
 from tests.support.nodes import Lab
 from tests.support.processes import wait_until
 from tests.support.runs import Running, start
@@ -36,7 +37,7 @@ def logs(lab: Lab, *arguments: str | Path, hosts: str = "node[1-2]", **popen: in
 
 def speaking(lab: Lab, go: Path) -> Running:
     """A run of two nodes whose log files are on the nodes only; it goes on until ``go`` is there."""
-    options = ("--rdzv-id", "job7", "-x", THERE, "--nproc-per-node", "2", "--no-python")
+    options = ("--rdzv-id", JOB, "-x", THERE, "--nproc-per-node", "2", "--no-python")
     running = job(lab, *options, "sh", "-c", SPEAK, go)
     running.wait_for("err 3")
     return running
@@ -46,11 +47,11 @@ def test_log_files_of_other_machines_are_printed_while_the_run_goes_on_and_after
     lab, go = make_lab(2), tmp_path / "go"
     running = speaking(lab, go)
     running.wait_for(
-        r"4 workers on 2 nodes, logs are on each node \(ddplaunch --logs job7 prints them\), the report in /"
+        rf"4 workers on 2 nodes, logs are on each node \(ddplaunch --logs {JOB} prints them\), the report in /"
     )
-    one = logs(lab, "job7", "--ranks", "3", "--stdout").finish()
+    one = logs(lab, JOB, "--ranks", "3", "--stdout").finish()
     assert (one.returncode, one.out, one.err) == (0, "out 3 \033[31m\n", "")
-    following = logs(lab, "job7", "--ranks", "1-2", "-f")
+    following = logs(lab, JOB, "--ranks", "1-2", "-f")
     following.wait_for("err [12]", 2)
     go.touch()
     followed = following.finish()
@@ -59,7 +60,7 @@ def test_log_files_of_other_machines_are_printed_while_the_run_goes_on_and_after
     assert {"end 1", "end 2", "==> rank 1 on node1, stdout <==", "==> rank 2 on node2, stderr <=="} <= {
         *followed.out.splitlines()
     }
-    every = logs(lab, "job7", "--stderr").finish()
+    every = logs(lab, JOB, "--stderr").finish()
     assert every.out == "\n".join(
         f"==> rank {rank} on node{rank // 2 + 1}, stderr <==\nerr {rank}\n" for rank in range(4)
     )
@@ -70,10 +71,10 @@ def test_log_files_of_other_machines_are_printed_while_the_run_goes_on_and_after
 def test_a_large_file_comes_whole_and_takes_little_memory(make_lab):
     lab = make_lab(1)
     program = ("--nproc-per-node", "1", "--no-python", "sh", "-c", f"seq {LINES}")
-    assert job(lab, "--rdzv-id", "job7", "-x", THERE, "-r", "3", *program).finish().returncode == 0
+    assert job(lab, "--rdzv-id", JOB, "-x", THERE, "-r", "3", *program).finish().returncode == 0
     whole = "".join(f"{number}\n" for number in range(1, LINES + 1)).encode()
     reader, writer = os.pipe()
-    reading = logs(lab, "job7", "--stdout", hosts="node1", stdout=writer)
+    reading = logs(lab, JOB, "--stdout", hosts="node1", stdout=writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
         most = file.read(len(whole) - (1 << 20))  # It waits for room in the pipe: more than that is still to come.
@@ -89,16 +90,16 @@ def test_a_host_that_cannot_be_reached_and_a_file_that_is_gone_give_a_line_each_
     lab, go = make_lab(2), tmp_path / "go"
     go.touch()
     assert speaking(lab, go).finish().returncode == 0
-    lab["node1"].run(["rm", "/run/state/ddplaunch/job7/node1/attempt_0/1/stderr.log"])
+    path = f"/run/state/ddplaunch/{JOB}/node1/attempt_0/1/stderr.log"
+    lab["node1"].run(["rm", path])
     lab["node2"].crash()
-    some = logs(lab, "job7", "--stderr").finish()
-    assert some.returncode == NODE_NOT_READY
+    some = logs(lab, JOB, "--stderr").finish()
+    assert some.returncode == NODE_NOT_READY, some.err
     assert some.out == "==> rank 0 on node1, stderr <==\nerr 0\n"
     lost, gone, last = some.err.splitlines()[:3]
     assert lost.startswith("ddplaunch: node2, ranks 2-3: ")
-    path = "/run/state/ddplaunch/job7/node1/attempt_0/1/stderr.log"
     assert gone == f"ddplaunch: node1, rank 1: {path}: No such file or directory"
-    assert last == "ddplaunch: error: --logs job7: not all log files could be read"
-    others = logs(lab, "job7", "--ranks", "3", hosts="node1").finish()
+    assert last == f"ddplaunch: error: --logs {JOB}: not all log files could be read"
+    others = logs(lab, JOB, "--ranks", "3", hosts="node1").finish()
     assert (others.returncode, others.out) == (NODE_NOT_READY, "")
     assert others.err.splitlines()[0] == "ddplaunch: node2, rank 3: it is none of --hosts"
