@@ -85,11 +85,12 @@ class Agent(NodeServices):
         self._helper_pids: dict[int, int] = {}
         self._last_start_at = 0.0
         # Why this node stops its workers; event handlers set these, conditions of ``wait`` read them.
-        # _failure: the attempt has failed, besides by a worker's exit. rendezvous.stop_reason: other nodes end it.
-        # _stop_order: the run ends, for the launcher's order; or for _own_stop_reason, which only this node knows.
+        # _failure: the attempt has failed, besides by a worker's exit.
+        # rendezvous.why_workers_must_stop: other nodes end it.
+        # _stop_order: the run ends, for the launcher's order; or for _why_stopped_alone, which only this node knows.
         self._failure: AttemptFailure | None = None
         self._stop_order: StopWorkers | None = None
-        self._own_stop_reason: str | None = None
+        self._why_stopped_alone: str | None = None
         self._kill_deadline = NEVER
         self._unkillable_pids: tuple[int, ...] = ()
         self.worker_socket = LocalServer(
@@ -132,8 +133,8 @@ class Agent(NodeServices):
                 return self.close()
             for part in self._parts:
                 part.before_next_attempt()
-        if self._own_stop_reason is not None:
-            self.outbox.send(Notice(self._own_stop_reason, -1))
+        if self._why_stopped_alone is not None:
+            self.outbox.send(Notice(self._why_stopped_alone, -1))
         return self.close()
 
     def on_run_ended(self) -> None:
@@ -177,13 +178,13 @@ class Agent(NodeServices):
             exits = part.on_attempt_ended(exits)
         exits = shorten(exits)
         failure = final_failure(self._failure, self._unkillable_pids, self._spec.host, out_of_memory)
-        was_stopped = self.is_stopping() or self.rendezvous.stop_reason is not None
+        was_stopped = self.is_stopping() or self.rendezvous.why_workers_must_stop is not None
         return AttemptResult(
             attempt=round_.attempt,
             outcome=outcome(failure, exits, was_stopped=was_stopped),
             exits=exits,
             duration_s=time.monotonic() - started_at,
-            reason=failure.reason if failure else self._own_stop_reason or "",
+            reason=failure.reason if failure else self._why_stopped_alone or "",
             hung=self._failure is not None and self._failure.hung,
             restart_count=round_.restart_count,
             world_size=round_.world_size,
@@ -197,11 +198,11 @@ class Agent(NodeServices):
         return self._stop_order is not None
 
     def _must_stop(self) -> bool:
-        return bool(self._stop_order or self._failure or self.rendezvous.stop_reason is not None)
+        return bool(self._stop_order or self._failure or self.rendezvous.why_workers_must_stop is not None)
 
     def _must_stop_other_nodes(self, group: WorkerGroup) -> bool:
         """Whether this node has failed or was stopped alone; a launcher that leads all nodes stops the others, too."""
-        was_stopped_alone = self._own_stop_reason is not None or not self._spec.one_launcher_leads
+        was_stopped_alone = self._why_stopped_alone is not None or not self._spec.one_launcher_leads
         return bool(group.any_failed or self._failure or (self._stop_order and was_stopped_alone))
 
     # Starting.
@@ -372,7 +373,7 @@ class Agent(NodeServices):
         return self.forkserver.is_starting or not group.all_ended
 
     def _on_launcher_lost(self) -> None:
-        self._own_stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"
+        self._why_stopped_alone = f"the agent on {self._spec.host} lost contact with the launcher"
         self.rendezvous.on_launcher_lost()
         self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_timeout_s))
 
@@ -381,7 +382,7 @@ class Agent(NodeServices):
         if signum in (signal.SIGUSR1, signal.SIGUSR2):  # The launcher sends them to all workers.
             return
         name = first_failure.describe(-signum)
-        self._own_stop_reason = f"another process sent {name} to the agent on {self._spec.host}"
+        self._why_stopped_alone = f"another process sent {name} to the agent on {self._spec.host}"
         self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_stop(self, order: StopWorkers) -> None:

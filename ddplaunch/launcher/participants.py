@@ -18,7 +18,7 @@ from ddplaunch.text import quote
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
@@ -121,7 +121,7 @@ class Participants:
             self.exclude(node, failure)  # Calls this method again, for the remaining nodes.
             return
         if len(self.indices) < self._min_nodes:
-            raise self._too_few()
+            raise self._too_few_error()
         self._show_failures()
         if self._rendezvous:
             self._announce(self._rendezvous)
@@ -135,7 +135,7 @@ class Participants:
         self._were_all_ready = True
         return {self.nodes.all[index].host: self.nodes.all[index].workers for index in self.indices}
 
-    def _too_few(self) -> LaunchError:
+    def _too_few_error(self) -> LaunchError:
         """Spares cannot be used, or hosts at the start. After the loss of a node it is that which ends the run."""
         what = f"not enough hosts can be used\n{failures_table(self._failures)}"
         losses = [node.loss for node in self.nodes.lost if node.loss]
@@ -162,7 +162,7 @@ class Participants:
     @property
     def dispensable_count(self) -> int:
         """How many participants the run can do without: spares replace them, or the world shrinks."""
-        remaining, needed = self.counts_without()
+        remaining, needed = self.remaining_and_needed()
         return max(0, remaining - needed) if self._rendezvous else 0
 
     def can_continue_without(self, node: Node) -> bool:
@@ -174,9 +174,9 @@ class Participants:
         """Number of hosts on which a node can still be started."""
         return len(set(range(len(self.nodes.all), len(self.nodes.hosts))) - self._passed_over)
 
-    def counts_without(self, *nodes: Node) -> tuple[int, int]:
-        """How many nodes, spares included, the run has without ``nodes``, and how many it needs."""
-        participants = set(self.indices) - {node.index for node in nodes}
+    def remaining_and_needed(self, without: Iterable[Node] = ()) -> tuple[int, int]:
+        """How many nodes, spares included, the run has if it loses the nodes ``without``, and how many it needs."""
+        participants = set(self.indices) - {node.index for node in without}
         return len(participants) + self.spares, self._min_nodes
 
     def pass_over(self, hosts: Collection[str]) -> None:
@@ -209,7 +209,7 @@ class Participants:
         if spare:
             self._show(f"{spare.host} replaces {node.host}", Level.NORMAL)
         if len(self.indices) >= self._min_nodes:  # Else ``on_changed`` ends the run: tell the coordinator nothing.
-            self._take_out(node)
+            self._forget_in_rendezvous(node)
         self.on_changed()
 
     def _start_spare(self) -> Node | None:
@@ -244,7 +244,8 @@ class Participants:
         departing = self.departing
         if why := why_not_used_again(result.exits):
             if not self.dispensable_count:
-                raise LaunchError(quote(too_few_nodes(*self.counts_without(node), why), _MAX_REASON), "", HARDWARE)
+                told = too_few_nodes(*self.remaining_and_needed([node]), why)
+                raise LaunchError(quote(told, _MAX_REASON), "", HARDWARE)
             self._show(quote(why, _MAX_REASON), Level.ALWAYS)
             self.leave(node)
         elif node.index in departing and self.dispensable_count:
@@ -265,7 +266,7 @@ class Participants:
         """Remove ``node`` from the participants, without replacement."""
         self.indices.remove(node.index)
         if self.indices:
-            self._take_out(node)
+            self._forget_in_rendezvous(node)
 
     # The rendezvous.
 
@@ -320,7 +321,7 @@ class Participants:
             self._tries = 0
             self._lost_by.clear()
 
-    def _take_out(self, removed: Node) -> None:
+    def _forget_in_rendezvous(self, removed: Node) -> None:
         """``removed`` takes part no longer; if it served, there is no rendezvous until the next ``on_changed``."""
         if self.server == removed.index:
             self.server = None

@@ -285,8 +285,8 @@ class Coordinator:
         self._running.discard(record.node_index)
         cause = record.cause and of_host(self._hosts[record.node_index], record.cause)
         self._reports.ended_nodes.append(replace(record, cause=cause))
-        if record.stopped and not self._reports.stop_reason:
-            self._reports.stop_reason = record.reason or f"{self._hosts[record.node_index]} was stopped"
+        if record.stopped and not self._reports.why_node_stopped:
+            self._reports.why_node_stopped = record.reason or f"{self._hosts[record.node_index]} was stopped"
         # A launcher that leads all nodes stops all if it stops one: an order of ours might be faster than its signal.
         is_stopped_alone = record.stopped and (record.reason or not self.assigned)
         sent = self._stop("") if record.outcome == "failed" or is_stopped_alone else []
@@ -315,7 +315,7 @@ class Coordinator:
         if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
         leaving = self._not_used_again()
-        decided = verdict(self.attempt, self._reports, self.restarts, self._too_few(leaving))
+        decided = verdict(self.attempt, self._reports, self.restarts, self._why_too_few(leaving))
         if decided.attempt_follows:
             self.phase, self.attempt = Phase.WAITING, self.attempt + 1
             last = self._let_leave(leaving, decided)
@@ -338,7 +338,7 @@ class Coordinator:
         hosts = {self._hosts[index] for index in self._reports.leaving}
         return {index for index in (*self.participants, *self._waiting) if self._hosts[index] in hosts}
 
-    def _too_few(self, leaving: set[int]) -> str:
+    def _why_too_few(self, leaving: set[int]) -> str:
         """Why the nodes that are not lost or ``leaving`` form no further round; empty if they can.
 
         In place of a lost node of an elastic run another one may join. Where one launcher leads all nodes,

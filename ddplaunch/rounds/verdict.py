@@ -98,7 +98,7 @@ class RoundReports:
     - processes of the attempt cannot be killed: the end;
     - ``has_own_failure``: a worker has failed, and not because its peers were lost or stopped: a restart, if one is
       left and can help;
-    - ``stop_reason``: a node was stopped: the end;
+    - ``why_node_stopped``: a node was stopped: the end;
     - ``nodes_change``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart,
       if enough are left;
     - else all workers have succeeded: the end.
@@ -109,7 +109,8 @@ class RoundReports:
         node_joined: a node has joined, and the next round includes it.
         stopping_nodes: nodes that stop by themselves (NodeStops), in the order of arrival.
         ended_nodes: records of the nodes that have ended, in the order of arrival.
-        stop_reason: why a user or another process stopped a node, for the first such node; empty if none was stopped.
+        why_node_stopped: why a user or another process stopped a node, for the first such node; empty if none was
+            stopped.
     """
 
     reason: str = ""
@@ -117,7 +118,7 @@ class RoundReports:
     node_joined: bool = False
     stopping_nodes: list[int] = field(default_factory=list)
     ended_nodes: list[WorkersEnded] = field(default_factory=list)
-    stop_reason: str = ""
+    why_node_stopped: str = ""
 
     @property
     def leaving(self) -> set[int]:
@@ -137,7 +138,7 @@ class RoundReports:
     @property
     def _failed_and_leaves(self) -> bool:
         has_failed = any(node.outcome == "failed" and node.node_leaves for node in self.ended_nodes)
-        return has_failed and not self.stop_reason
+        return has_failed and not self.why_node_stopped
 
     @property
     def has_own_failure(self) -> bool:
@@ -150,7 +151,7 @@ class RoundReports:
         if leaves and cause and cause.hardware:
             return False
         failed = [node for node in self.ended_nodes if node.outcome == "failed" and not (leaves and node.node_leaves)]
-        are_excused = self.nodes_change or bool(self.stop_reason)
+        are_excused = self.nodes_change or bool(self.why_node_stopped)
         return any(not (are_excused and node.cause and first_failure.is_consequence(node.cause)) for node in failed)
 
     @property
@@ -280,14 +281,15 @@ def verdict(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few
     outcome, why_end = _end(reports, restarts, why_too_few)
     is_restart = not why_end and has_own_failure
     is_change = not why_end and not has_own_failure
+    are_too_few = bool(why_end) and why_end == why_too_few
     restarts.count += is_restart
     return RoundVerdict(
         attempt,
         outcome,
-        reason=reports.reason_told or (reports.stop_reason if outcome == "stopped" else ""),
+        reason=reports.reason_told or (reports.why_node_stopped if outcome == "stopped" else ""),
         cause=cause if outcome == "failed" and (has_own_failure or reports.leaving) else None,
         hung=any(node.hung for node in reports.ended_nodes),
-        node_leaves=reports.why_one_leaves if is_change or (why_end and why_end == why_too_few) else "",
+        node_leaves=reports.why_one_leaves if is_change or are_too_few else "",
         attempt_follows=not why_end,
         restart_follows=is_restart,
         decision=why_end or (_GOES_ON if is_change else f"restart {restarts.count} of {restarts.limit}"),
@@ -299,10 +301,10 @@ def _end(reports: RoundReports, restarts: Restarts, why_too_few: str) -> tuple[O
     if any(node.has_unkillable for node in reports.ended_nodes):
         return "failed", _PROCESSES_LEFT
     if reports.has_own_failure:
-        why_no_restart = _STOPPED if reports.stop_reason else restarts.why_no_restart or why_too_few
+        why_no_restart = _STOPPED if reports.why_node_stopped else restarts.why_no_restart or why_too_few
         # The user has read that the job can go on without the lost node: say why it does not.
         return "failed", _FAILED_TOO if reports.node_lost and why_no_restart == NEVER_RESTARTED else why_no_restart
-    if reports.stop_reason:
+    if reports.why_node_stopped:
         return "stopped", _STOPPED
     if reports.nodes_change:
         why_end = reason_not_to_restart(restarts.causes) or why_too_few
@@ -348,14 +350,14 @@ def of_node_that_left(result: AttemptResult) -> AttemptResult:
     return replace(result, outcome="stopped", attempt_follows=True, decision=_GOES_ON)
 
 
-def of_stopped_node(result: AttemptResult, stop_reason: str | None) -> AttemptResult:
+def of_stopped_node(result: AttemptResult, why_must_stop: str | None) -> AttemptResult:
     """``result`` of a node that is stopped while it waits for the verdict."""
-    return replace(result, reason=stop_reason or result.reason, decision=_STOPPED)
+    return replace(result, reason=why_must_stop or result.reason, decision=_STOPPED)
 
 
-def of_missing_verdict(result: AttemptResult, stop_reason: str | None, server: str) -> AttemptResult:
+def of_missing_verdict(result: AttemptResult, why_must_stop: str | None, server: str) -> AttemptResult:
     """``result`` of a node that has waited in vain for the verdict of ``server``, which serves the rendezvous."""
-    return replace(result, reason=stop_reason or result.reason, decision=f"not restarted: {server} sent no verdict")
+    return replace(result, reason=why_must_stop or result.reason, decision=f"not restarted: {server} sent no verdict")
 
 
 def of_lost_rendezvous(result: AttemptResult, reason: str, *, goes_on: bool, has_unkillable: bool) -> AttemptResult:

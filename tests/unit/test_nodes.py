@@ -130,7 +130,7 @@ class Job:
         self.watch.on_answer(None)
 
     def remaining(self, *without: str) -> None:
-        self.said.append(str(self.participants.counts_without(*map(self._node, without))))
+        self.said.append(str(self.participants.remaining_and_needed(map(self._node, without))))
 
     def suspend(self) -> None:
         self.participants.on_suspend()

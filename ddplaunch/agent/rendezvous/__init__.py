@@ -59,7 +59,7 @@ class Rendezvous:
         return spec
 
     @property
-    def stop_reason(self) -> str | None:
+    def why_workers_must_stop(self) -> str | None:
         """Why this node's workers must stop because of other nodes; None while they may run."""
         return None
 

@@ -71,7 +71,7 @@ class MultiNodeRendezvous(Rendezvous):
         return self._client is not None and self._client.cannot_start is not None
 
     @property
-    def stop_reason(self) -> str | None:
+    def why_workers_must_stop(self) -> str | None:
         if self._why_over is not None:
             return self._why_over
         client = self._client
@@ -250,8 +250,8 @@ class MultiNodeRendezvous(Rendezvous):
                     result, self._why_over, goes_on=self._one_launcher_leads, has_unkillable=has_unkillable
                 )
             if self._node.is_stopping():
-                return verdicts.of_stopped_node(result, self.stop_reason)
-            return verdicts.of_missing_verdict(result, self.stop_reason, client.endpoint)
+                return verdicts.of_stopped_node(result, self.why_workers_must_stop)
+            return verdicts.of_missing_verdict(result, self.why_workers_must_stop, client.endpoint)
         if not verdict.attempt_follows:
             self._leave(client)
         self._restarts_so_far = result.restart_count + verdict.restart_follows

@@ -133,7 +133,7 @@ class HealthWatch(Watch):
 
     def _leave_out(self, refused: dict[int, str]) -> None:
         if self._participants.dispensable_count < len(refused):
-            remaining, needed = self._participants.counts_without(*(self._nodes.all[index] for index in refused))
+            remaining, needed = self._participants.remaining_and_needed(self._nodes.all[index] for index in refused)
             lines = "\n".join(f"  {refused[index]}" for index in sorted(refused))
             have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
             raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
