@@ -10,13 +10,13 @@ its node    does not serve                serves the rendezvous       does not s
 noticed by  the launcher: no ``Pong``     the same                    ``Server``: no heartbeat     each other member:
                                                                                                    no store
 after       5 s                           5 s                         5 s                          7 s
-next        once all participants have    the same, on another        with MAX nodes at once,      none
-attempt     joined, a spare included      rendezvous                  else 30 s after MIN are
-                                                                      there
+next        once all participants have    the same, on another        at once if MAX nodes are     none
+attempt     joined, a spare included      rendezvous                  there; else 30 s after MIN
+                                                                      are
 a restart?  no, unless a worker has       never                       no, unless a worker has      -
             failed by itself                                          failed by itself
-user sees   "HOST has not answered for    the same, but then "the     "HOST (node 1) is lost;      "the rendezvous at
-            5 s; the job can go on        rendezvous has moved;       starting the workers         HOST:PORT is lost"
+user sees   "HOST has not answered for    the same, but then "a new   "HOST (node 1) is lost;      "the rendezvous at
+            5 s; the job can go on        rendezvous has begun;       starting the workers         HOST:PORT is lost"
             without it", "SPARE replaces  starting the workers        again"
             HOST", "HOST (node 1) is      again" at last
             lost; starting the workers
@@ -27,26 +27,26 @@ What follows if workers run. ``tests/process/test_loss_cases.py`` walks this tab
 run on so many hosts, ends one node at once, and looks at the number of nodes of the next attempt, the exit code and the
 page. The last column names the tests in which a real host is lost like that.
 
-=====  ========  =====  ======  ==================  ====  ======================================  ================
-leads  --nnodes  hosts  lost    next attempt        code  failure page                            tests/ssh/test_*
-=====  ========  =====  ======  ==================  ====  ======================================  ================
-one    2         3      other   2, with the spare   0     no page                                 job
-one    2         3      serves  2, with the spare   0     no page                                 cut_off
-one    1         2      only    1, the spare        0     no page
-one    2:3       3      other   2                   0     no page                                 cut_off
-one    2:3       3      serves  2                   0     no page                                 job
-one    3:4       3      other   none: below MIN     84    REASON
-one    2         2      other   none                84    REASON                                  job
-one    2         2      serves  none                84    REASON
-one    1         1      only    none                84    REASON
-each   1:2       2      other   1                   0     no page                                 self_organised
-each   1:2       3      other   2, with who waited  0     no page
-each   2         3      other   2, with who waited  0     no page
-each   2         2      other   none                84    HOST (node 1) is lost                   self_organised
-each   2:3       2      other   none: below MIN     83    after N s only these nodes have joined
-each   1:2       2      serves  none                84    the rendezvous at HOST:PORT is lost     self_organised
-each   2         2      serves  none                84    the rendezvous at HOST:PORT is lost
-=====  ========  =====  ======  ==================  ====  ======================================  ================
+=====  ========  =====  ======  ========================  ====  ======================================  ================
+leads  --nnodes  hosts  lost    next attempt              code  failure page                            tests/ssh/test_*
+=====  ========  =====  ======  ========================  ====  ======================================  ================
+one    2         3      other   2, with the spare         0     no page                                 job
+one    2         3      serves  2, with the spare         0     no page                                 cut_off
+one    1         2      only    1, the spare              0     no page
+one    2:3       3      other   2                         0     no page                                 cut_off
+one    2:3       3      serves  2                         0     no page                                 job
+one    3:4       3      other   none: below MIN           84    REASON
+one    2         2      other   none                      84    REASON                                  job
+one    2         2      serves  none                      84    REASON
+one    1         1      only    none                      84    REASON
+each   1:2       2      other   1                         0     no page                                 self_organised
+each   1:2       3      other   2, with the waiting node  0     no page
+each   2         3      other   2, with the waiting node  0     no page
+each   2         2      other   none                      84    HOST (node 1) is lost                   self_organised
+each   2:3       2      other   none: below MIN           83    after N s only these nodes have joined
+each   1:2       2      serves  none                      84    the rendezvous at HOST:PORT is lost     self_organised
+each   2         2      serves  none                      84    the rendezvous at HOST:PORT is lost
+=====  ========  =====  ======  ========================  ====  ======================================  ================
 
 leads: one launcher leads all nodes, or each node has a launcher. hosts: those of ``--hosts``, or that have started
 ddplaunch; with more than MAX there are spares, or nodes that wait. The page begins so; REASON: how the launcher has
@@ -56,7 +56,7 @@ lost node did not serve, a job of a fixed size, too, first waits for ``join_time
 run there is no page, but an error.
 
 Who decides a row, and so where it is changed: if one launcher leads, ``LostNodes._continue_or_fail`` here and
-``Participants.continue_without``. If each node has one, ``Coordinator._too_few`` says whether the run can go on,
+``Participants.continue_without``. If each node has one, ``Coordinator._why_too_few`` says whether the run can go on,
 ``Coordinator.has_enough`` and ``_is_complete`` when the next attempt begins; 83 is
 ``RendezvousClient.too_few_error``. If the node that served is lost, ``MultiNodeRendezvous.finish_round``. The code 84
 is made of the result in ``launcher/outcome.py``; ``failure_page.page`` shows it.
@@ -102,15 +102,16 @@ time    name                                   who acts when it is over
     ``NodeJoined``. When all participants have joined, the coordinator forms the next round: ``RoundFormed``. If a
     worker had failed by itself, and not because it lost its peers, the verdict is that on a failure: the attempt counts
     as a restart, or none follows.
-5.  The lost node served the rendezvous. Once a spare is connected, if there is one, the first participant gets
-    ``JoinRendezvous``. It stops its workers, and then opens an endpoint (``EndpointOpen``); only then do the others get
-    ``JoinRendezvous``, and stop theirs. A member that gets no answer from the store makes its agent stop them earlier.
+5.  The lost node served the rendezvous. Once a spare is connected, if there is one, the first participant (the
+    spare itself, if it replaces node 0) gets ``JoinRendezvous``. It stops its workers, and then opens an endpoint
+    (``EndpointOpen``); only then do the others get ``JoinRendezvous``, and stop theirs. A member that gets no answer
+    from the store makes its agent stop them earlier.
     No node gets a verdict on this round, so that no failure in it counts; but a node whose processes cannot be killed
     ends the run. The agents join the new rendezvous by ``NodeJoined``. Its coordinator knows the number of restarts
     from ``JoinRendezvous`` and ``NodeJoined``.
 6.  Each agent sends ``AttemptEnded``, and ``Attempts`` merges those of the nodes that are left. ``AttemptStarted``
     follows. After step 5 the reason is that of the first of these nodes in the order of their indices: it may be "the
-    rendezvous at HOST:PORT is lost: ..." in place of "the rendezvous has moved".
+    rendezvous at HOST:PORT is lost: ..." in place of "a new rendezvous has begun".
 
 Between two attempts it is the same, but no worker is stopped and no node gets a verdict.
 

@@ -83,7 +83,7 @@ class MultiNodeRendezvous(Rendezvous):
         """Why this node's rendezvous is over for it: it is lost, or the launcher has assigned another; None if not."""
         client = self._client
         if self._one_launcher_leads and self._next_config and client:
-            return "the rendezvous has moved"
+            return "a new rendezvous has begun"
         if client is None or client.lost_reason is None:
             return None
         return f"the rendezvous at {client.endpoint} is lost: {client.lost_reason}"
