@@ -139,7 +139,8 @@ class RendezvousConfig:
     """How the agent of one node finds the agents of the other nodes.
 
     Attributes:
-        token: identifies the run at the endpoint; other runs at the same endpoint have other tokens.
+        token: identifies the run at the endpoint, and where one launcher leads, one rendezvous of the run; others at
+            the same endpoint have other tokens.
         min_nodes: smallest number of nodes of an attempt.
         max_nodes: largest number of nodes of an attempt; further nodes are spares.
         node_index: number of this node, spares included; None: by the order of arrival.

@@ -26,8 +26,10 @@ class TimeoutConfig:
             ``auto``: ``AUTO_HANG_REPORT_S``, or ten times the longest pause so far, whichever is longer.
         hang_timeout_s: time without any movement after which the job counts as hung; None: never.
         busy_timeout_s: as ``hang_timeout_s``, but CPU time, reading and writing do not count as movement; None: never.
-        join_timeout_s: how long the nodes of one launcher may take to meet; else ``RendezvousConfig.join_timeout_s``.
-        lost_after_s: time without an answer after which a node is lost; else ``RendezvousConfig.silent_after_s``.
+        join_timeout_s: how long the nodes of one launcher may take to meet; where each node has a launcher,
+            ``RendezvousConfig.join_timeout_s`` counts.
+        lost_after_s: time without an answer after which a node is lost; where each node has a launcher,
+            ``RendezvousConfig.silent_after_s`` counts.
     """
 
     shutdown_timeout_s: float = 30.0

@@ -124,7 +124,7 @@ class Shutdown:
         """Stop the run because of ``error``. Further errors are ignored: all nodes may fail for one reason."""
         if not self.error:
             self.error = error
-            # The agent of a single real node ends by itself: every such error comes from it, or means its loss.
+            # Else the error is that of the only agent, which ends by itself or is lost: nobody is left to stop.
             if self._config.one_launcher_leads or self._config.dry_run:
                 self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_timeout_s)
 
