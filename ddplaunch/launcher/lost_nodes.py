@@ -43,7 +43,7 @@ each   1:2       2      other   1                         0     no page         
 each   1:2       3      other   2, with the waiting node  0     no page
 each   2         3      other   2, with the waiting node  0     no page
 each   2         2      other   none                      84    HOST (node 1) is lost                   self_organised
-each   2:3       2      other   none: below MIN           83    after N s only these nodes have joined
+each   2:3       2      other   none: below MIN           83    lost: HOST; after N s only these nodes
 each   1:2       2      serves  none                      84    the rendezvous at HOST:PORT is lost     self_organised
 each   2         2      serves  none                      84    the rendezvous at HOST:PORT is lost
 =====  ========  =====  ======  ========================  ====  ======================================  ================
@@ -134,8 +134,9 @@ do not: it is lost (``participants._MAX_LOST_BY_ONE``). When the fifth in a row 
 1.  The lost node did not serve the rendezvous. The coordinator stops the round on all nodes and gives the verdict, as
     in step 4 above. Nodes that wait at the endpoint for a free place (``NoFreePlace``) are the spares of the next one.
 2.  Without a waiting node, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait
-    for another one. A job of a fixed size ends on all nodes, "not restarted: 1 other node is left, and 2 are needed";
-    between two attempts its nodes wait as those of an elastic one.
+    for another one, for ``join_timeout_s``; the page then names the lost nodes. A job of a fixed size ends on all
+    nodes, "not restarted: 1 other node is left, and 2 are needed"; between two attempts its nodes wait as those of an
+    elastic one.
 3.  It served the rendezvous. The others notice it at once if its connection closes. While workers run, each node ends
     with the result of ``verdict.of_lost_rendezvous``; between two attempts with the error of
     ``RendezvousClient.unreachable_error``, since the nodes cannot meet again.

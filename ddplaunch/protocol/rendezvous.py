@@ -135,12 +135,14 @@ class NodeLeft:
 class WaitingNodes:
     """Coordinator to the waiting nodes, at every change: ``count`` nodes wait, and ``missing`` more are needed.
 
-    ``hosts`` lists their hosts in one text.
+    ``hosts`` lists their hosts in one text; ``lost``, where each node has a launcher, those of the last round that are
+    lost and have not come back.
     """
 
     hosts: OneLine
     count: Count
     missing: Count
+    lost: OneLine = ""
 
 
 @dataclass(frozen=True)

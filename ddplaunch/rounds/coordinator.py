@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _MAX_HOSTS_CHARACTERS = 1000
-"""Limit of the list of waiting hosts in a record; numbered hosts fold to a few characters."""
+"""Limit of a list of hosts in a record; numbered hosts fold to a few characters."""
 
 
 class Phase(Enum):
@@ -139,9 +139,12 @@ class Coordinator:
         if self.phase is not Phase.WAITING:
             return []
         here = [joined.host for index, joined in self._waiting.items() if self.may_take_part(index)]
-        hosts = quote(fold(here), _MAX_HOSTS_CHARACTERS)
+        lost = [] if self.assigned else [self._hosts[index] for index in self.participants if index in self._lost]
+        come = [self._hosts[index] for index in self._waiting if index not in self.participants]
+        missed = (Counter(lost) - Counter(come)).keys() - self._avoided
         needed, count = len(self.assigned) or self.min_nodes, len(here)
-        waiting = WaitingNodes(hosts, count, max(0, needed - count))
+        hosts, lost_hosts = (quote(fold(names), _MAX_HOSTS_CHARACTERS) for names in (here, missed))
+        waiting = WaitingNodes(hosts, count, max(0, needed - count), lost_hosts)
         return [Outgoing(index, waiting) for index in self._waiting]
 
     def last_call_expired(self) -> list[Outgoing]:

@@ -68,6 +68,7 @@ def test_the_messages_of_a_node(tmp_path: Path) -> None:
         "nobody says where the rendezvous is served": told([LOST], is_server=None, port=1),
         "it has been there": told([READY], [LOST]),
         "nodes are missing": told([READY], [missing, GIVE_UP]),
+        "nodes are missing that are lost": told([READY], [WaitingNodes("gpu1", 1, 1, "gpu[2-3]"), GIVE_UP]),
         "nodes are missing that one launcher starts": told([READY], [missing, GIVE_UP], one_launcher=True),
         "none is missing, and more may come": told([READY], [enough, GIVE_UP], max_nodes=3),
         "another has its node rank, and the limit is another": told([holds_rank], [FORMED], node_index=0),

@@ -73,6 +73,10 @@ _NOT_JOINED = (
     "Start the others with the same --rdzv-endpoint and --rdzv-id. A node joins when it has imported torch and "
     "--preload; --rdzv-conf join_timeout=SECONDS waits longer."
 )
+_NOT_BACK = (
+    "Start ddplaunch with the same --rdzv-endpoint and --rdzv-id on each lost node that works again, or on another in "
+    "its place; --rdzv-conf join_timeout=SECONDS waits longer."
+)
 _NOT_REACHED = (
     "Check that every node can reach every other at any port; --local-addr and --interface select the network."
 )
@@ -383,8 +387,8 @@ class RendezvousClient:
             message = f"after {timeout_s:g} s no attempt has begun at {self.endpoint}: {waiting.hosts}"
             return LaunchError(message, _NOT_REACHED, RENDEZVOUS)
         return LaunchError(
-            f"after {timeout_s:g} s only these nodes have joined at {self.endpoint}: {waiting.hosts}; "
-            f"{waiting.count + waiting.missing} are needed",
-            _NOT_REACHED if self._spec.one_launcher_leads else _NOT_JOINED,
+            f"{f'lost: {waiting.lost}; ' if waiting.lost else ''}after {timeout_s:g} s only these nodes have joined "
+            f"at {self.endpoint}: {waiting.hosts}; {waiting.count + waiting.missing} are needed",
+            _NOT_BACK if waiting.lost else _NOT_REACHED if self._spec.one_launcher_leads else _NOT_JOINED,
             RENDEZVOUS,
         )
