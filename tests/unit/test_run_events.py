@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.cluster.hosts import parse_hosts
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import Level
 from ddplaunch.features.run_events import event_file
@@ -98,6 +99,16 @@ def test_the_first_output_of_each_node_in_each_attempt(log: Log):
     first = [(line["attempt"], line["host"]) for line in log.end() if line["event"] == "first_output"]
     assert first == [(0, "gpu1"), (0, "gpu2"), (1, "gpu1")]
     assert shown == [b"x"] * 4
+
+
+def test_where_the_files_are_is_said_also_of_an_attempt_that_fails_before_all_workers_run(tmp_path: Path):
+    node = SimpleNamespace(host="gpu1", details=SimpleNamespace(folder="/there"))
+    config = LaunchConfig(script="x.py", hosts=parse_hosts("gpu1"))
+    events = RunEvents(run_services(config, folder=tmp_path, nodes=SimpleNamespace(all=[node])))
+    events.on_event(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(3),), duration_s=5.0)))
+    events.add_to_result(RunResult("job7", 1, "failed", 9.0))
+    (started,) = (line for line in written(tmp_path) if line["event"] == "attempt_started")
+    assert (started["first_rank"], started["folder"]) == (3, "/there")
 
 
 # The file.

@@ -83,8 +83,6 @@ class RunEvents(Watch):
 
     def _on_started(self, index: int, event: AttemptStarted) -> None:
         self._has_started, self._started_s[index, event.attempt] = True, time.time()
-        details = None if self._is_local else self._nodes.all[index].details
-        folder: dict[str, Any] = {"folder": details.folder} if details and details.folder else {}
         self._add(
             "attempt_started",
             node=index,
@@ -93,8 +91,13 @@ class RunEvents(Watch):
             first_rank=event.first_rank,
             world_size=event.world_size,
             import_s=round(event.import_s, 3),
-            **folder,
+            **self._folder(index),
         )
+
+    def _folder(self, index: int) -> dict[str, Any]:
+        """Where the files of a node on another machine are, as far as it is known."""
+        details = None if self._is_local else self._nodes.all[index].details
+        return {"folder": details.folder} if details and details.folder else {}
 
     def _on_ended(self, index: int, result: AttemptResult) -> None:
         # The agent reports exits at the end of the attempt: when they happened follows from how long the workers ran.
@@ -107,6 +110,7 @@ class RunEvents(Watch):
                 attempt=result.attempt,
                 workers=len(result.exits),
                 first_rank=min(exit_.rank for exit_ in result.exits),
+                **self._folder(index),
             )
         for exit_ in first_failure.failures(result.exits)[:_MAX_FAILURES]:
             ended_s = None if started_s is None else min(time.time(), started_s + exit_.duration_s)
