@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,23 @@ def test_a_large_file_comes_whole_and_takes_little_memory(make_lab):
         assert most + file.read() == whole
     assert reading.finish().returncode == 0
     assert peak_kb << 10 < LEAST_BYTES + len(whole) // 2
+
+
+def test_ctrl_c_ends_it_at_once_also_while_hosts_do_not_answer(make_lab, tmp_path):
+    lab, go = make_lab(2), tmp_path / "go"
+    running = speaking(lab, go)
+    reading = logs(lab, JOB, "-f")
+    reading.wait_for("err 3")
+    for node in lab.nodes:
+        node.unplug()
+    go.touch()
+    asked_at = time.monotonic()
+    reading.signal(signal.SIGINT)
+    assert reading.finish().returncode == 128 + signal.SIGINT
+    assert time.monotonic() - asked_at < 5, "5 s for each host"
+    for node in lab.nodes:
+        node.replug()
+    running.finish()
 
 
 def test_a_host_that_cannot_be_reached_and_a_file_that_is_gone_give_a_line_each_and_the_others_are_printed(

@@ -35,7 +35,7 @@ class FakeHandle:
     def end_input(self) -> None:
         self.is_ended = True
 
-    def close(self) -> int:
+    def close(self, timeout_s: float = 5.0) -> int:
         return 0
 
 

@@ -10,8 +10,10 @@ import pytest
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.ps import ask_launchers, ps
 from ddplaunch.features.ps.queries import RunOnHost, RunsFound
+from ddplaunch.features.runs.asked_nodes import Queries
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
+from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import Post
 from ddplaunch.transport.local import LocalTransport
 from tests.support.asked import asked
@@ -27,6 +29,23 @@ def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pyt
         queries.wait(queries.nodes, RunsFound)
     assert here.failure
     assert here.failure.message == "no answer in time"
+
+
+def test_agents_that_do_not_end_are_waited_for_together_and_those_that_have_failed_not_at_all() -> None:
+    waited: list[float] = []
+
+    class Stuck(FakeHandle):
+        def close(self, timeout_s: float = 5.0) -> int:
+            waited.append(timeout_s)
+            return super().close()
+
+    queries = Queries()
+    for name in ("gpu1", "gpu2"):
+        queries.add(name, Stuck(), "a query", is_remote=True)
+    queries.nodes[0].failure = HostFailure("gpu1", "timeout", "no answer in time")
+    queries.close(0.001)
+    assert waited[0] == 0
+    assert 0 <= waited[1] <= 0.001
 
 
 @pytest.mark.parametrize("is_verbose", [False, True])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cli.commands import Request
 
+_CLOSE_S = 1.0
 _HINT = "Name the hosts of the run as for the run itself: --hosts, --ssh-config and the other options of SSH."
 
 
@@ -69,7 +70,7 @@ class RemoteNodes:
             if name in self._named:
                 return self._named[name]
             raise UsageError("it is none of --hosts", _HINT)
-        hosts = parse_entry(name, "a node of the run")
+        hosts = parse_entry(f"[{name}]" if name.count(":") > 1 else name, "a node of the run")
         if len(hosts) != 1:
             raise UsageError("this is no name of a host")
         return hosts[0]
@@ -109,8 +110,8 @@ class RemoteNodes:
             self.problems[node.name, ""] = HostFailure(node.name, failure.cause, failure.message, failure.hint or hint)
 
     def close(self) -> None:
-        """End the agents."""
-        self._queries.close()
+        """End the agents, which have nothing to lose: one that does not answer is hardly waited for."""
+        self._queries.close(_CLOSE_S)
         self._closing.close()
 
 

@@ -91,12 +91,16 @@ class Queries:
         """The failures of all nodes."""
         return [node.failure for node in self.nodes if node.failure]
 
-    def close(self) -> None:
-        """Close the handles of all agents and wait for their exit."""
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Close the handles of all agents, and wait up to ``timeout_s`` for their exit: not for each of them so long.
+
+        An agent that has failed is not waited for.
+        """
         for node in self.nodes:
             node.handle.end_input()
+        deadline = time.monotonic() + timeout_s
         for node in self.nodes:
-            node.handle.close()
+            node.handle.close(0.0 if node.failure else max(0.0, deadline - time.monotonic()))
 
 
 def _on_event(node: QueriedNode, event: object, received_s: float) -> None:
