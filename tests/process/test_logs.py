@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,25 @@ def test_files_that_are_on_other_machines_are_named(go: Path) -> None:
     none = run("--logs", JOB, "--ranks", "1")
     assert none.returncode == NODE_NOT_READY
     assert "gpu9, rank 1: its log files are not on this machine" in none.err
+
+
+def test_what_is_no_file_that_can_be_read_is_named_and_the_others_are_printed() -> None:
+    assert run("--rdzv-id", JOB, "--no-python", "sh", "-c", "echo out; echo err >&2").returncode == 0
+    path = folder_of(JOB) / "attempt_0" / "0" / "stdout.log"
+    host = json.loads((folder_of(JOB) / "run.json").read_text())["host"].split(".")[0]
+    for make, reason in (
+        (os.mkfifo, "is not a regular file"),
+        (os.mkdir, "is not a regular file"),
+        (partial(os.symlink, "missing"), "No such file or directory"),
+    ):
+        path.unlink() if not path.is_dir() else path.rmdir()
+        make(path)
+        some = run("--logs", JOB)
+        assert (some.returncode, some.out) == (NODE_NOT_READY, "err\n"), reason
+        assert some.err.splitlines() == [
+            f"ddplaunch: {host}, rank 0: {path}: {reason}",
+            f"ddplaunch: error: --logs {JOB}: not all log files could be read",
+        ]
 
 
 def test_without_an_attempt_there_is_nothing_to_print() -> None:

@@ -40,7 +40,7 @@ class Run:
         """A rank of an attempt has started."""
         folder = self._folder / f"{attempt}-{rank}"
         folder.mkdir(parents=True)
-        self.found.setdefault(int(attempt), {})[int(rank)] = RankLogs(int(rank), "gpu1", folder, "")
+        self.found.setdefault(int(attempt), {})[int(rank)] = RankLogs(int(rank), "gpu1", (str(folder),), "")
         self.say(attempt, rank, "begins")
 
     def say(self, attempt: str, rank: str, text: str) -> None:

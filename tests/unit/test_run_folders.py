@@ -246,6 +246,12 @@ def test_damaged_files_are_unknown(base: Path) -> None:
         find("--wait", FIRST, None).exit_code()
 
 
+def test_lines_that_tell_of_millions_of_workers_are_passed_over() -> None:
+    event = {"event": "attempt_started", "workers": 65_000, "first_rank": 0}
+    told = list(run_json.starts({**event, "attempt": attempt} for attempt in range(1000)))
+    assert 1 << 19 < sum(len(ranks) for _, _, ranks in told) <= 1 << 20
+
+
 def test_a_lock_is_seen_where_it_may_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_folder.create(tmp_path, "job7")
     open_file = os.open

@@ -18,7 +18,9 @@ from ddplaunch.features.come_back.remote_logs import RemoteLog, RemoteNodes
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_folders import find
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files import kept_files
 from ddplaunch.text import fold_ints, is_folder_name, quote, ranks
+from ddplaunch.transport.failures import HostFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -40,16 +42,28 @@ class RankLogs:
     """The log files of one rank in one attempt.
 
     Attributes:
-        folder: has the files, if they are on this machine; None if they are only on ``host``.
+        places: the folders on this machine that may have the files.
         folder_there: has the files on ``host``; empty if it is not known.
-        last_lines: the end of the output of a failed rank, which was sent to this machine; None if there is none.
+        tail: has the end of the output, if the rank has failed on another machine.
     """
 
     rank: int
     host: str
-    folder: Path | None
+    places: tuple[str, ...]
     folder_there: str
-    last_lines: Path | None = None
+    tail: str = ""
+
+    # Looked for when it is shown: a run may have a million of them.
+
+    @property
+    def folder(self) -> str | None:
+        """Has the files, if they are on this machine; None if they are only on ``host``."""
+        return next(filter(os.path.isdir, self.places), None)
+
+    @property
+    def last_lines(self) -> str | None:
+        """The file ``tail``; None if there is none."""
+        return self.tail if os.path.isfile(self.tail) else None
 
 
 class _Files:
@@ -61,7 +75,7 @@ class _Files:
         self._readers: dict[str, LogFollower | RemoteLog] = {}
         self._has_titles, self._last, self._is_at_line_end = False, "", True
         self._poll_s = _POLL_S
-        self._there: list[RankLogs] = []
+        self._shown: list[RankLogs] = []
         self._reported: set[tuple[str, str]] = set()
 
     def __bool__(self) -> bool:
@@ -70,18 +84,21 @@ class _Files:
     def add(self, new: Mapping[int, RankLogs]) -> None:
         """Show the files of these ranks from now on, which may grow."""
         there = [logs for logs in new.values() if logs.folder is None]
-        self._there += there
+        self._shown += new.values()
         self._nodes.connect({logs.host: logs.folder_there for logs in there})
         for logs in new.values():
             title = f"rank {logs.rank} on {quote(logs.host)}, "
             if logs.folder is None and (logs.host, "") not in self._nodes.problems:
                 self._poll_s = _AGAIN_S
-                for name, path in zip(_STREAMS, _paths_there(logs), strict=True):
+                for name, path in zip(_STREAMS, _both_paths(logs), strict=True):
                     if name in self._streams:
                         self._readers[title + name] = RemoteLog(partial(self._nodes.read, logs.host, path))
                 continue
             for file in _paths(logs, self._streams):
-                self._readers[title + file.stem] = LogFollower(file.parent, file.name)
+                if problem := _problem(file):
+                    self._nodes.problems[logs.host, str(file)] = HostFailure(logs.host, "directory", problem)
+                else:
+                    self._readers[title + file.stem] = LogFollower(file.parent, file.name)
         self._has_titles = self._has_titles or len(self._readers) > 1
         self._report_problems()
 
@@ -90,7 +107,7 @@ class _Files:
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
-        self._there.clear()
+        self._shown.clear()
 
     def print_all(self) -> None:
         """Print what they hold now."""
@@ -105,6 +122,7 @@ class _Files:
         while time.monotonic() < deadline:
             if not any([self._print_next(title, reader) for title, reader in self._readers.items()]):
                 pause(self._poll_s)
+        self._report_problems()
 
     def _print_next(self, title: str, reader: LogFollower | RemoteLog) -> bool:
         data = reader.read()
@@ -123,7 +141,8 @@ class _Files:
         """One line for each host or file that cannot be read, once."""
         for host, path in [key for key in self._nodes.problems if key not in self._reported]:
             self._reported.add((host, path))
-            found = [each for each in self._there if each.host == host and path in ("", *_paths_there(each))]
+            of_host = (each for each in self._shown if each.host == host)
+            found = [each for each in of_host if (path in _both_paths(each) if path else each.folder is None)]
             last = [each.rank for each in found if each.last_lines and not path]
             more = f"; here are the last lines of {ranks(last)}" if last else ""
             problem = quote(self._nodes.problems[host, path].message, _MAX_PROBLEM)
@@ -163,13 +182,14 @@ def _follow(files: _Files, run: RunFolder, request: Request, attempt: int, chose
             files.follow_for(_AGAIN_S)
         for now, started in _started(run, wanted, only, attempt):
             if now != attempt:
+                files.print_all()
                 request.report(f"attempt {now}")
                 files.close()
                 attempt, chosen = now, {}
             # The nodes of an attempt do not start at one moment.
             files.add({rank: logs for rank, logs in started.items() if rank not in chosen})
             chosen |= started
-            files.print_all()
+    files.print_all()
     if problem := run.unknown():
         request.report(f"{problem}; there: ssh {run.other_host} ddplaunch --logs {run.run_id} -f")
 
@@ -207,13 +227,23 @@ def _chosen(
 def _paths(logs: RankLogs, streams: Collection[str]) -> list[Path]:
     """The files on this machine with lines of a rank."""
     if logs.folder is None:
-        return [logs.last_lines] if logs.last_lines else []
-    return [path for name in streams if os.path.exists(path := logs.folder / f"{name}.log")]
+        return [Path(logs.last_lines)] if logs.last_lines else []
+    return [path for name in streams if os.path.lexists(path := Path(logs.folder, f"{name}.log"))]
 
 
-def _paths_there(logs: RankLogs) -> list[str]:
-    """The files on another machine with lines of a rank, of both streams."""
-    return [f"{logs.folder_there}/{name}.log" for name in _STREAMS]
+def _problem(file: Path) -> str:
+    """Why a file on this machine cannot be read; empty if it can."""
+    try:
+        kept_files.close(kept_files.regular_fd(file))
+    except OSError as error:
+        # The run folder is known by a descriptor.
+        return f"{os.path.realpath(file.parent)}/{file.name}: {error.strerror}"
+    return ""
+
+
+def _both_paths(logs: RankLogs) -> list[str]:
+    """The files with lines of a rank, of both streams, on this machine or another."""
+    return [f"{logs.folder or logs.folder_there}/{name}.log" for name in _STREAMS]
 
 
 # Which ranks an attempt had, and where their files are. Lines that are cut or damaged are passed over.
@@ -241,12 +271,6 @@ def _of_run(run: RunFolder) -> dict[int, dict[int, RankLogs]]:
 
 
 def _logs(folder: Path, host: str, rank: int, subfolder: str, there: str, *, is_alone: bool) -> RankLogs:
-    places = (folder / host / subfolder, *((folder / subfolder,) if is_alone else ()))
-    last_lines = folder / "failed" / f"rank_{rank}" / "last_lines.log"
-    return RankLogs(
-        rank,
-        host,
-        next(filter(os.path.isdir, places), None),
-        f"{there}/{subfolder}" if there else "",
-        last_lines if os.path.isfile(last_lines) else None,
-    )
+    places = (f"{folder}/{host}/{subfolder}", *((f"{folder}/{subfolder}",) if is_alone else ()))
+    tail = f"{folder}/failed/rank_{rank}/last_lines.log"
+    return RankLogs(rank, host, places, f"{there}/{subfolder}" if there else "", tail)

@@ -53,6 +53,6 @@ def serve(query: ReadLog, _stream: BinaryIO, outbox: Any) -> None:
         if query.path:
             with kept_files.open_regular(query.path) as file:
                 data = os.pread(file.fileno(), PART_BYTES, query.offset)
-    except OSError as error:
-        problem = error.strerror or str(error)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte.
+        problem = getattr(error, "strerror", None) or str(error)
     outbox.send_file(LogPart(len(data), problem), data)

@@ -38,6 +38,9 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _LIMITS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}
 """Keys of an event, and what their numbers are below."""
 
+_MAX_STARTED = 1 << 20
+"""Workers of all attempts together: readers keep something of each."""
+
 
 def facts(folder: Path) -> RunFacts:
     """What run.json in ``folder`` says."""
@@ -133,13 +136,20 @@ def lines(path: Path, having: bytes = b"", max_bytes: int = _MAX_BYTES) -> Itera
 
 
 def starts(events: Iterable[Json | None]) -> Iterator[tuple[Json, int, range]]:
-    """The events about workers that were started on a node, each with its attempt and ranks; no damaged ones."""
+    """The events about workers that were started on a node, each with its attempt and ranks; no damaged ones.
+
+    They end before the one with which there are more than ``_MAX_STARTED`` workers.
+    """
+    left = _MAX_STARTED
     for event in events:
         if event and event.get("event") == "attempt_started":
             values = ((integer(event, key), limit) for key, limit in _LIMITS.items())
             numbers = [value for value, limit in values if value is not None and 0 <= value < limit]
             if len(numbers) == len(_LIMITS):
                 attempt, workers, first = numbers
+                left -= workers
+                if left < 0:
+                    return
                 yield event, attempt, range(first, first + workers)
 
 
