@@ -68,6 +68,10 @@ class LogFollower:
             data = os.read(self._fd, _READ_BYTES)
         return data
 
+    def progress(self) -> tuple[int, int]:
+        """How many bytes of the present file were read, and how many it has."""
+        return (os.lseek(self._fd, 0, os.SEEK_CUR), os.fstat(self._fd).st_size) if self._fd >= 0 else (0, 0)
+
     def skip(self, max_bytes: int) -> int:
         """Leave out what is to be read, if it is more than ``max_bytes``, up to its last lines. Returns its length."""
         if self._fd < 0:

@@ -110,10 +110,12 @@ class _Files:
         self._shown.clear()
 
     def print_all(self) -> None:
-        """Print what they hold now."""
+        """Print what each holds when it is its turn: a rank may write faster than this is read."""
         for title, reader in self._readers.items():
-            while self._print_next(title, reader):
-                pass
+            if self._print_next(title, reader):
+                _, end = reader.progress()
+                while reader.progress()[0] < end and self._print_next(title, reader):
+                    pass
         self._report_problems()
 
     def follow_for(self, seconds: float) -> None:

@@ -35,11 +35,12 @@ class ReadLog:
 class LogPart(Chunk):
     """Agent to command, in answer to ReadLog: header of up to ``PART_BYTES``; none: the file has no more yet.
 
-    ``problem``: why the file cannot be read; empty if it can.
+    ``problem``: why the file cannot be read; empty if it can. ``size``: bytes of the file at this moment.
     """
 
     nbytes: ChunkSize
     problem: OneLine = ""
+    size: Size = 0
 
 
 TO_AGENT = {ReadLog: "queries"}
@@ -48,11 +49,12 @@ FROM_AGENT = (LogPart,)
 
 def serve(query: ReadLog, _stream: BinaryIO, outbox: Any) -> None:
     """In the agent, whose ``Outbox`` this is: read a part of a regular file, and send it. Other queries may follow."""
-    data, problem = b"", ""
+    data, problem, size = b"", "", 0
     try:
         if query.path:
             with kept_files.open_regular(query.path) as file:
+                size = os.fstat(file.fileno()).st_size
                 data = os.pread(file.fileno(), PART_BYTES, query.offset)
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte.
         problem = getattr(error, "strerror", None) or str(error)
-    outbox.send_file(LogPart(len(data), problem), data)
+    outbox.send_file(LogPart(len(data), problem, size), data)

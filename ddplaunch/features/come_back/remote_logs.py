@@ -90,20 +90,24 @@ class RemoteNodes:
         for node in queries.nodes[first:]:
             self._note(node, _HINT)
 
-    def read(self, name: str, path: str, offset: int) -> bytes:
-        """The next part of a file on a host; empty if it has no more, or if there is a problem."""
+    def read(self, name: str, path: str, offset: int) -> tuple[bytes, int]:
+        """The next part of a file on a host, and the size of the file; no bytes and ``offset`` if there is a problem.
+
+        No bytes and the size: the file has no more.
+        """
         node = self._nodes.get(name)
         if node is None or {(name, ""), (name, path)} & self.problems.keys():
-            return b""
+            return b"", offset
         node.answers.pop(WithData, None)
         self._queries.ask([node], lambda _: ReadLog(path, offset), WithData)
         self._note(node)
         answer: WithData | None = node.answers.get(WithData)
         if not answer or not isinstance(answer.chunk, LogPart):
-            return b""
+            return b"", offset
         if answer.chunk.problem:
             self.problems[name, path] = HostFailure(name, "directory", f"{quote(path)}: {answer.chunk.problem}")
-        return answer.data[:PART_BYTES]
+            return b"", offset
+        return answer.data[:PART_BYTES], answer.chunk.size
 
     def _note(self, node: QueriedNode, hint: str = "") -> None:
         if failure := node.failure:
@@ -118,15 +122,22 @@ class RemoteNodes:
 class RemoteLog:
     """A log file on another machine, with the methods of ``LogFollower`` that ``--logs`` uses."""
 
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        """``read`` returns what the file has from an offset on."""
-        self._read, self._offset = read, 0
+    def __init__(self, read: Callable[[int], tuple[bytes, int]]) -> None:
+        """``read`` returns what the file has from an offset on, and its size."""
+        self._read, self._offset, self._size = read, 0, 0
 
     def read(self) -> bytes:
         """What was written next, at most ``PART_BYTES``; empty if there is nothing more yet."""
-        data = self._read(self._offset)
+        data, self._size = self._read(self._offset)
+        if self._size < self._offset:  # Somebody has emptied it.
+            self._offset = 0
+            data, self._size = self._read(0)
         self._offset += len(data)
         return data
+
+    def progress(self) -> tuple[int, int]:
+        """How many bytes of the file were read, and how many it had then."""
+        return self._offset, self._size
 
     def close(self) -> None:
         """Nothing is open here."""
