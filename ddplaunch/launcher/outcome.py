@@ -26,6 +26,7 @@ def result(
     attempts: Sequence[AttemptResult],
     error: LaunchError | None,
     signals: Sequence[int],
+    signals_came_late: bool = False,
     unkillable_pids: tuple[int, ...],
     unreachable_hosts: tuple[str, ...],
     duration_s: float,
@@ -34,10 +35,11 @@ def result(
     """The result of a run.
 
     ``error`` is the reason of a failure other than a worker's; ``signals`` are the signals that stopped the run, in
-    order. The other arguments are fields of the result.
+    order. ``signals_came_late``: the outcome was known before the first of them. The other arguments are fields of the
+    result.
     """
     last = attempts[-1] if attempts else None
-    outcome, first = _outcome(last, error, signals)
+    outcome, first = _outcome(last, error, may_be_stopped=bool(signals) and not signals_came_late)
     code = error.exit_code if error else _exit_code(outcome, first, signals, last, left_running=bool(unkillable_pids))
     return RunResult(
         run_id=run_id,
@@ -55,15 +57,19 @@ def result(
 
 
 def _outcome(
-    last: AttemptResult | None, error: LaunchError | None, signals: Sequence[int]
+    last: AttemptResult | None, error: LaunchError | None, *, may_be_stopped: bool
 ) -> tuple[Outcome, WorkerExit | None]:
-    """The outcome, and the worker's failure that explains it if one does."""
+    """The outcome, and the worker's failure that explains it if one does.
+
+    ``may_be_stopped``: a signal may be why the last attempt has ended.
+    """
     first = _first_failure(last, is_explained=bool(error or (last and last.reason)))
     if error:
         return "failed", first
     if last is None or last.attempt_follows:
         return "stopped", None
-    if last.outcome == "failed" and signals and (first is None or first_failure.is_consequence(first)):
+    may_be_stopped = may_be_stopped and not last.lost_rendezvous  # Lost before a signal has stopped this node.
+    if last.outcome == "failed" and may_be_stopped and (first is None or first_failure.is_consequence(first)):
         # Nodes receive StopWorkers one after the other: a worker may fail because its peers are stopped before it.
         # Without a failed worker, processes could not be stopped; the result lists them.
         return "stopped", None

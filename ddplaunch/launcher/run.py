@@ -304,6 +304,8 @@ class Run:
         self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
             self._participants.leave_if_due(node, result)
+        if self._attempts.outcome_is_known:
+            self._shutdown.outcome_known_at = min(self._shutdown.outcome_known_at, time.monotonic())
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
@@ -364,6 +366,7 @@ class Run:
             attempts=self._attempts.ended,
             error=error,
             signals=self._shutdown.signals,
+            signals_came_late=self._shutdown.came_late,
             unkillable_pids=self._nodes.unkillable_pids,
             unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
             duration_s=time.monotonic() - self._started_at,

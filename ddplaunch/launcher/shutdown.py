@@ -37,6 +37,7 @@ class Shutdown:
 
     Attributes:
         signals: the signals that stopped the run, in order; of one moment only the first.
+        outcome_known_at: when a node has reported that no attempt follows, as ``time.monotonic()``.
         requests: how often the user has asked to stop, also while watches hold nodes and after the run.
         error: the reason of a failure other than a worker's; of several errors the first.
         node_ended: the agent of a node has ended, so the other nodes are stopped.
@@ -53,6 +54,7 @@ class Shutdown:
     ) -> None:
         """``stops_rest`` is ``Watches.on_stop``, ``what_follows`` is ``Watches.after_stop``."""
         self.signals: list[int] = []
+        self.outcome_known_at = self._signalled_at = NEVER
         self.error: LaunchError | None = None
         self.node_ended = False
         self.has_killed = False
@@ -69,6 +71,14 @@ class Shutdown:
         """Whether the run is being shut down."""
         return bool(self.signals or self.error or self.node_ended)
 
+    @property
+    def came_late(self) -> bool:
+        """Whether the first of ``signals`` was received when the outcome was known already.
+
+        ``srun --kill-on-bad-exit`` sends SIGTERM to the other launchers of a run as soon as one has exited.
+        """
+        return bool(self.signals) and self._signalled_at > self.outcome_known_at
+
     def on_signal(self, event: SignalReceived, node: Node | None = None) -> None:
         """Stop the run, or pass a signal that does not stop it to the workers.
 
@@ -83,7 +93,7 @@ class Shutdown:
             if signal.Signals(signum).name in PASSED_TO_WORKERS:
                 (node.handle if node else self._nodes).send(PassSignal(signum))
         elif not (follows and signum in self.signals) and self.requests.is_new(event.received_at):
-            self._on_request(signum, follows and f"; {follows}")
+            self._on_request(signum, follows and f"; {follows}", event.received_at)
 
     def _stops(self, signum: int) -> bool:
         return signal.Signals(signum).name in self._config.signals
@@ -94,12 +104,12 @@ class Shutdown:
         Each of two viewers may have asked its user before the run was stopped: their moment is longer.
         """
         if self.requests.is_new(time.monotonic(), _VIEWERS_MOMENT_S):
-            self._on_request(signal.SIGTERM, "")
+            self._on_request(signal.SIGTERM, "", time.monotonic())
 
-    def _on_request(self, signum: int, remark: str) -> None:
+    def _on_request(self, signum: int, remark: str, received_at: float) -> None:
         if self._stops_rest(signum):
             return
-        self.signals.append(signum)
+        self._note_signal(signum, received_at)
         count = min(self.requests.count, 3)
         graces_s = [
             min(grace_s, self._config.timeouts.shutdown_timeout_s) for grace_s in (math.inf, _SECOND_GRACE_S, 0.0)
@@ -114,11 +124,16 @@ class Shutdown:
 
     def on_quit(self, who: str) -> None:
         """The user has quit the debugger of rank ``who``: as Ctrl-C, but quickly."""
-        self.requests.is_new(time.monotonic())
-        self.signals.append(signal.SIGINT)
+        now = time.monotonic()
+        self.requests.is_new(now)
+        self._note_signal(signal.SIGINT, now)
         grace_s = min(_QUIT_GRACE_S, self._config.timeouts.shutdown_timeout_s)
         self._stop_workers(signal.SIGTERM, grace_s)
         self._messages.show(f"the debugger of {who} was quit: stopping the workers by SIGTERM", Level.NORMAL)
+
+    def _note_signal(self, signum: int, received_at: float) -> None:
+        self.signals.append(signum)
+        self._signalled_at = min(self._signalled_at, received_at)
 
     def fail(self, error: LaunchError) -> None:
         """Stop the run because of ``error``. Further errors are ignored: all nodes may fail for one reason."""

@@ -121,6 +121,19 @@ def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
     assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
 
 
+def test_the_node_that_serves_reports_at_once_and_stays_until_the_others_have_the_verdict(
+    new_node: NewNode, spec: AgentSpec
+) -> None:
+    """A slow one would not get it, and would end by the SIGTERM that srun sends when this launcher has exited."""
+    verdict = RoundVerdict(0, "failed", decision="not restarted: no")
+    node = new_node(spec, {**TAKES_PART, WorkersEnded: [verdict]}, is_server=True, port=0, silent_after_s=5.0)
+    assert node.rendezvous.next_round()
+    assert node.rendezvous.finish_round(FAILED, has_unkillable=False).decision == verdict.decision
+    node.outbox.send(GIVE_UP)
+    node.close()
+    assert node.limit_s == pytest.approx(7, abs=1)
+
+
 LEFT = "not restarted: processes of the attempt cannot be killed"
 
 

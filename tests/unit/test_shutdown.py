@@ -52,6 +52,13 @@ class Run:
     def signal(self, name: str, received_at: str) -> None:
         self.stopping.on_signal(SignalReceived(signal.Signals[name], float(received_at)))
 
+    def outcome_known(self) -> None:
+        self.stopping.outcome_known_at = self.now
+
+    def late(self) -> None:
+        """Whether the outcome was known before the first signal."""
+        self.said.append(f"late: {self.stopping.came_late}")
+
     def fail(self, host: str) -> None:
         self.stopping.fail(LaunchError(f"{host}: no such script", "", 82))
         assert self.stopping.error

@@ -296,12 +296,14 @@ class MultiNodeRendezvous(Rendezvous):
         if client.has_left:  # A member that is killed while it writes leaves a gap among the coordinator's records.
             limit_s = _SERVER_LEAVES_S if client.is_server else _CLOSE_S
             self._node.wait(lambda: self._is_over, time.monotonic() + limit_s)
+        elif client.is_server and client.verdict and not client.verdict.attempt_follows:
+            # Without it, a node that is slow now would not get the verdict. One that is lost is noticed meanwhile.
+            limit_s = client.config.silent_after_s + _CLOSE_S
+            self._node.wait(lambda: client.all_left or self._is_over, time.monotonic() + limit_s)
 
     def _leave(self, client: RendezvousClient) -> None:
-        """Leave the run; the node that serves the rendezvous stays until all other nodes have received the verdict."""
-        if client.is_server:
-            self._node.wait(lambda: client.all_left or self._is_over, time.monotonic() + _CLOSE_S)
-        else:
+        """Leave the run; the node that serves the rendezvous first reports its own result: see ``_leave_at_end``."""
+        if not client.is_server:
             client.leave()
 
     def on_launcher_lost(self) -> None:
