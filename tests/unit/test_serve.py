@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import http.client
+import json
 import re
 import socket
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from ddplaunch.features.page import make, serve
 from ddplaunch.features.page.serve import _Server
+from ddplaunch.features.runs import run_json
 from tests.support import golden, run_folders
 from tests.support.asked import asked
 from tests.support.processes import wait_until
@@ -102,6 +104,39 @@ def test_the_files_to_which_a_page_leads_are_served_as_text_and_no_others(
     text = ask(server, f"/{server.token}/{page}console.log")[1]
     assert text.startswith("... only the last 1 MB of console.log are here\n12345678\n")
     assert len(text) < (1 << 20) + 100
+
+
+def test_no_link_leads_out_of_the_run_folder(server: _Server, base: Path, tmp_path: Path):
+    run, outside = base / "run-a", tmp_path / "outside"
+    outside.mkdir()
+    for name in ("console.log", "hang.txt", "stdout.log", "stderr.log"):
+        (outside / name).write_text("a secret of the user\n")
+    for name in ("console.log", "hang.txt"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(outside / name)
+    event = {"t": 1, "event": "attempt_started", "attempt": 0, "workers": 2, "first_rank": 0, "host": "gpu1"}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (run / "attempt_0" / "1").mkdir(parents=True)
+    (run / "attempt_0" / "1" / "stdout.log").write_text("the output\n")
+    (run / "attempt_0" / "0").symlink_to(outside)
+    pages = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])
+    [page] = [each for each in pages if "run-a" in ask(server, f"/{server.token}/{each}")[1]]
+    assert "a secret" not in ask(server, f"/{server.token}/{page}")[1]
+    for name in ("console.log", "hang.txt", "attempt_0/0/stdout.log", "attempt_0/0/stderr.log"):
+        assert ask(server, f"/{server.token}/{page}{name}")[:2] == (404, ""), name
+    assert ask(server, f"/{server.token}/{page}attempt_0/1/stdout.log")[:2] == (200, "the output\n")
+
+
+def test_a_page_or_file_of_one_run_reads_no_report_of_the_others(
+    server: _Server, base: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pages = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])
+    read: list[Path] = []
+    report = run_json.report
+    monkeypatch.setattr(run_json, "report", lambda folder: read.append(folder) or report(folder))
+    for name in ("", "report.json"):
+        assert ask(server, f"/{server.token}/{pages[0]}{name}")[0] == 200
+    assert len({*read}) == 1
 
 
 def test_runs_that_go_on_come_first(server: _Server, base: Path):

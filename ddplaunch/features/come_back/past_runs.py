@@ -23,7 +23,7 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import elapsed, local_time, quote, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ddplaunch.cli.commands import Request
     from ddplaunch.protocol.run_result import RunResult
@@ -82,15 +82,18 @@ def _columns() -> int | None:
 
 def found(log_dir: str | None) -> list[tuple[PastRun, tuple[Path, ...]]]:
     """The runs in the default folder and in ``log_dir`` with the folders of their launchers, the newest first."""
-    runs = [(of_launchers(folders), folders) for folders in _folders(run_folders.bases(log_dir))]
+    runs = [(of_launchers(folders), folders) for folders in all_folders(log_dir)]
     return sorted(runs, key=lambda item: (item[0].start_s, item[0].run_id), reverse=True)
 
 
-def _folders(bases: Iterable[Path]) -> Iterator[tuple[Path, ...]]:
-    """The run folders in ``bases``, each as those of its launchers; others are passed over, such as another user's."""
-    for base in bases:
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(base):
+def all_folders(log_dir: str | None) -> Iterator[tuple[Path, ...]]:
+    """The run folders in the default folder and in ``log_dir``, each as those of its launchers, in any order.
+
+    Others are passed over, such as another user's. Of a run no file is read.
+    """
+    for base in run_folders.bases(log_dir):
+        with contextlib.suppress(OSError), os.scandir(base) as entries:
+            for entry in entries:
                 folder = Path(entry.path)
                 if found := run_json.of_launchers(folder) or ((folder,) if _has_files(entry) else ()):
                     yield found

@@ -127,8 +127,8 @@ def _usage(folder: Path) -> list[Path]:
 
 
 def content(path: Path, limit: int = _MAX_BYTES) -> bytes:
-    """The first ``limit`` bytes of a regular file; empty if it cannot be read."""
-    with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path) as file:
+    """The first ``limit`` bytes of a regular file; empty if it cannot be read, or if it is a link."""
+    with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path, os.O_NOFOLLOW) as file:
         return file.read(limit)
     return b""
 

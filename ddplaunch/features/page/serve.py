@@ -141,21 +141,24 @@ class _Server(ThreadingHTTPServer):
 
     def answer(self, name: str) -> tuple[str, bytes] | None:
         """Type and content at this part of an address: the index, a run's page, a file that it names; None: nothing."""
-        runs = past_runs.found(self.log_dir)[:_MAX_LISTED]
-        found = [(run, run_folders.run_of(folders[0])) for run, folders in runs]
-        entries = {_key(folder): (run, folder) for run, folder in found}
         if not name:
-            listed = sorted(entries.items(), key=lambda entry: entry[1][0].result != past_runs.RUNNING)
-            return _HTML, _bytes(index([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in listed]))
+            return _HTML, _bytes(self._index())
         key, _, file = name.partition("/")
-        if key not in entries:
+        # Reports are not read here: those of a thousand runs take seconds.
+        folders = (run_folders.run_of(launchers[0]) for launchers in past_runs.all_folders(self.log_dir))
+        folder = next((folder for folder in folders if _key(folder) == key), None)
+        if folder is None:
             return None
-        folder = entries[key][1]
         text = self._page_of(folder)
         if not file:
             return _HTML, _bytes(text)
         # No other name is ever joined to a path.
         return (_TEXT, _last_part(folder / _file_name(file))) if file in _links(text) else None
+
+    def _index(self) -> str:
+        runs = past_runs.found(self.log_dir)[:_MAX_LISTED]
+        listed = sorted(runs, key=lambda found: found[0].result != past_runs.RUNNING)
+        return index([(f"{_key(run_folders.run_of(folders[0]))}/", *past_runs.cells(run)) for run, folders in listed])
 
     def _page_of(self, folder: Path) -> str:
         with self._making:  # One at a time: a page takes up to some seconds of CPU.
