@@ -49,6 +49,17 @@ exec "$(command -v bash || echo /bin/sh)" -l -c '{_RUN_LINE.format(" <&3")}'
 """
 """For ``--remote-setup``: a login shell, whose profile defines ``module``. The launcher's input is descriptor 3."""
 
+_WATCH_PARENT = """ddplaunch_watcher=$({
+while read -r _ _ _ parent _ <"/proc/$$/stat"; do
+[ "$parent" = "$PPID" ] || { trap "" TERM; kill -s TERM -- "-$$"; sleep 1; kill -s KILL -- "-$$"; }
+sleep 1
+done
+} </dev/null 3<&- >/dev/null 2>&1 & echo $!)"""
+"""For ``--remote-setup``: once sshd has closed the connection, and so ended, end the process group of the login. The
+process is no child of the shell: a ``wait`` of the setup does not wait for it."""
+
+_END_WATCH = 'kill -s KILL "$ddplaunch_watcher" 2>/dev/null || :'
+
 FACTS_PREFIX = b"@ddplaunch-agent@ "
 MAX_ANSWER_BYTES = 1 << 16
 _FIRST_RECORD_S = 300
@@ -213,7 +224,8 @@ def first_input(start: RemoteStart) -> bytes:
     if not start.setup:
         return _encode("\n".join([*lines, check, run]))
     setup = f"eval {shlex.quote(start.setup)} || {_exit_with('setup')}"
-    return _encode(_LOGIN_COMMAND) + _encode("\n".join([*lines, setup, check, f"{run} <&3 3<&-"]))
+    lines += [_WATCH_PARENT, setup, _END_WATCH, check, f"{run} <&3 3<&-"]
+    return _encode(_LOGIN_COMMAND) + _encode("\n".join(lines))
 
 
 def signal_input(name: str, pid: int, node_tag: str) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 
 import pytest
 
+from tests.support.nodes import NodeOptions
 from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, Finished
 from tests.support.ssh_jobs import agent, frozen, job, pid_on, rounds
@@ -33,6 +35,17 @@ def test_ctrl_c_works_while_nodes_wait_for_each_other(make_lab, tmp_path):
         running.signal(signal.SIGINT)
         assert_interrupted(running.finish(30))
         assert not lab.leftovers()
+
+
+@pytest.mark.parametrize("setup", ["sleep 500", "trap '' TERM; sleep 500 & wait"])
+def test_it_ends_what_remote_setup_runs(setup, make_lab):
+    lab = make_lab(2, node2=NodeOptions(shell=shutil.which("dash")))
+    running = job(lab, "--nproc-per-node", "1", "--remote-setup", setup, *PRINTS)
+    for node in lab.nodes:
+        wait_until(lambda node=node: any(line == "sleep 500" for line in node.pids().values()))
+    running.signal(signal.SIGINT)
+    assert running.finish(30).returncode == 130
+    wait_until(lambda: not lab.leftovers(), 10)
 
 
 def test_more_of_them_shorten_the_grace_of_workers_that_do_not_end(make_lab):
