@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CPU_KEY = "AutocastCPU"
+_AFTER_CPU_KEY = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 _LOW = "addmv addr mv lstm.input gru.input rnn_tanh.input rnn_relu.input"
 _LOW += " lstm.data gru.data rnn_tanh.data rnn_relu.data lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot index_put scatter_add tensordot"
@@ -38,6 +39,7 @@ def install() -> None:
     for name in ("set_autocast_enabled", "set_autocast_dtype"):
         wrap(f"torch.{name}", _set_for_cuda_and_cpu)
     wrap("torch.set_autocast_gpu_dtype", lambda _original, dtype: torch.set_autocast_dtype("cuda", dtype))
+    wrap("torch._C._nn.binary_cross_entropy", _binary_cross_entropy)
     wrap("torch.amp.autocast_mode._cast", lambda cast, value, device, dtype: cast(value, "cpu", dtype))
 
 
@@ -53,6 +55,16 @@ def _set_for_cuda_and_cpu(original: Callable[..., Any], *args: Any) -> None:
         original("cpu", torch.bfloat16 if is_default_type else value)
 
 
+def _binary_cross_entropy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """CUDA refuses it under autocast: the logarithm of a float16 probability may be infinite."""
+    if torch.is_autocast_enabled("cuda"):
+        raise RuntimeError(
+            "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast; "
+            "use binary_cross_entropy_with_logits or torch.nn.BCEWithLogitsLoss"
+        )
+    return original(*args, **kwargs)
+
+
 def _register() -> None:
     """Add CUDA's rules for operations for which the CPU has none. For those of both, the rules are the same."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -62,13 +74,15 @@ def _register() -> None:
             packet, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
             if operator and not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _CPU_KEY):
-                library.impl(name, functools.partial(_cast_and_call, operator, chosen), _CPU_KEY)  # type: ignore[no-untyped-call]
+                library.impl(name, functools.partial(_cast_and_call, operator, chosen), _CPU_KEY, with_keyset=True)  # type: ignore[no-untyped-call]
 
 
-def _cast_and_call(operator: Any, chosen: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _cast_and_call(operator: Any, chosen: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_autocast_enabled("cuda"):
+        return operator.redispatch(keys & _AFTER_CPU_KEY, *args, **kwargs)  # As without this kernel.
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
         # A type that the script chose for the result is that of the computation, too.
-        if torch.is_autocast_enabled("cuda") and kwargs.get("dtype") is None:
+        if kwargs.get("dtype") is None:
             to = chosen((args, kwargs))
             args, kwargs = tree_map_only(torch.Tensor, lambda tensor: _cast(tensor, to), (args, kwargs))
         return operator(*args, **kwargs)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 
 from ddplaunch.features.dry_run.fake_cuda.patching import wrap
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 _GLOO_TYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _GLOO_TYPES |= {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}
 _FLOAT8_TYPES = {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+
+_CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
 
 _coalesced: dict[Any, list[Any]] = {}
 """Process group -> works that were started since ``_start_coalescing``."""
@@ -47,7 +48,6 @@ class JointWork(dist.Work):
                 self._works[0].wait(*timeout)
                 del self._works[0]
         self._finish_once()
-        _messages.discard(self)
         return True
 
     def synchronize(self) -> None:
@@ -58,6 +58,10 @@ class JointWork(dist.Work):
 
     def is_completed(self) -> bool:
         return not self._works or self.get_future().done()
+
+    def has_ended(self) -> bool:
+        """Costs no thread, unlike ``is_completed``. Always False for a message that nobody has waited for."""
+        return all(getattr(work, "has_ended", work.is_completed)() for work in self._works)
 
     def is_success(self) -> bool:
         return self.is_completed() and all(work.is_success() for work in self._works)
@@ -96,6 +100,7 @@ class JointWork(dist.Work):
             finish, self._finish = self._finish, None
             if finish:
                 finish()
+        _unfinished.pop(self, None)
 
     def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
         """Runs in a thread of its own."""
@@ -107,8 +112,28 @@ class JointWork(dist.Work):
             future.set_result(self._outputs)
 
 
-_messages: set[JointWork] = set()
-"""Messages between two ranks that nobody has waited for yet. Without a reference, gloo would take them back."""
+_unfinished: dict[JointWork, Any] = {}
+"""Works that nobody has waited for yet, oldest first -> their group; None for a message between two ranks.
+
+Without a reference, gloo would take a message back, and ``finish`` would never run.
+"""
+
+
+def wait_for_all(group: Any = None) -> None:
+    """Wait for all works that were started, as a GPU that is synchronized; or for all collectives of ``group``."""
+    for work, of_group in list(_unfinished.items()):
+        if group is None or of_group is group:
+            work.wait()
+
+
+def _keep(work: JointWork, group: Any) -> None:
+    """Keep ``work`` until it has finished, and finish older ones that have ended."""
+    for older in list(_unfinished):
+        if not older.has_ended():
+            break
+        _unfinished.pop(older, None)  # Also if it has failed.
+        older.wait()
+    _unfinished[work] = group
 
 
 def install(is_nccl: Callable[[Any], bool]) -> None:
@@ -129,8 +154,7 @@ def _for_nccl_groups(is_nccl: Callable[[Any], bool], method: Callable[..., Any])
             return None
         if not isinstance(work, JointWork):
             work = JointWork([work], _tensors(args[:1]))
-        if method is _message:
-            _messages.add(work)
+        _keep(work, None if method is _message else group)
         if group in _coalesced:
             _coalesced[group].append(work)
         return work
@@ -143,12 +167,13 @@ def _for_nccl_groups(is_nccl: Callable[[Any], bool], method: Callable[..., Any])
 
 def _move(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation that does not compute: types that gloo does not know travel as bytes."""
+    _check_contiguous(args)
     return original(group, *map(_movable, args), **kwargs)
 
 
-def _message(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+def _message(original: Callable[..., Any], group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """One tensor from one rank to another."""
-    return _move(original, group, *args, **kwargs)
+    return original(group, [_flat(tensor) for tensor in tensors], *args, **kwargs)
 
 
 def _all_gather(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
@@ -161,6 +186,7 @@ def _all_gather(original: Callable[..., Any], group: Any, outputs: Any, inputs: 
 
 
 def _all_gather_single(original: Callable[..., Any], group: Any, output: Any, input: Any, *opts: Any) -> Any:
+    _check_contiguous((output, input))
     _check_sizes(output, input, "output tensor size must be equal to world_size times input tensor size", group)
     return original(group, _flat(output), _flat(input), *opts)
 
@@ -185,9 +211,10 @@ def _all_to_all(original: Callable[..., Any], group: Any, outputs: Any, inputs: 
 def _all_reduce(original: Callable[..., Any], group: Any, tensors: Any, *opts: Any) -> Any:
     if any(tensor.dtype in _FLOAT8_TYPES for tensor in tensors):
         raise RuntimeError("gloo does not support reductions of float8")
+    _check_contiguous(tensors)
     factor, finish = _sum_instead(group, opts, tensors)
     for tensor in tensors if factor is not None else ():
-        tensor.mul_(factor)
+        tensor.detach().mul_(factor)
     work = original(group, tensors, *opts)
     return JointWork([work], tensors, finish) if finish else work
 
@@ -223,18 +250,26 @@ def _reduce_and_keep(
 
 
 def _sum_instead(group: Any, opts: Sequence[Any], outputs: Any) -> tuple[Any, Callable[[], object] | None]:
-    """Replace an operation of ``opts`` that gloo lacks by SUM.
+    """Replace an operation of ``opts`` that gloo lacks by SUM. Raises NCCL's errors of those that NCCL lacks.
 
     Returns what the inputs must be multiplied with, and what must be called at the end; None for either: nothing.
     """
     options = opts[0] if opts and hasattr(opts[0], "reduceOp") else None
     if options is None:
         return None, None
+    for name in ("BAND", "BOR", "BXOR"):
+        if options.reduceOp == getattr(dist.ReduceOp, name):
+            raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")
+    if outputs[0].dtype is torch.bool:
+        if options.reduceOp == dist.ReduceOp.AVG:
+            raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
+        if options.reduceOp == dist.ReduceOp.SUM:
+            options.reduceOp = dist.ReduceOp.MAX  # Gloo's sum of two True has the byte 2.
     if options.reduceOp == dist.ReduceOp.PREMUL_SUM:
         factor = options.reduceOp.__getstate__()[1]
         options.reduceOp = dist.ReduceOp.SUM
         return factor, None
-    if options.reduceOp == dist.ReduceOp.AVG and not outputs[0].is_floating_point():
+    if options.reduceOp == dist.ReduceOp.AVG and not (outputs[0].is_floating_point() or outputs[0].is_complex()):
         options.reduceOp = dist.ReduceOp.SUM
         return None, lambda: [output.div_(group.size(), rounding_mode="trunc") for output in outputs]
     return None, None
@@ -281,6 +316,19 @@ def _check_type(tensor: torch.Tensor) -> None:
         raise TypeError(f"Input tensor data type is not supported for NCCL process group: {name}")
 
 
+def _check_contiguous(values: Iterable[Any]) -> None:
+    """Raise NCCL's errors; gloo would read and write the memory between the elements. Lists of lists must be dense."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            formats = [torch.contiguous_format, *_CHANNELS_LAST.get(value.dim(), ())]
+            if not any(value.is_contiguous(memory_format=each) for each in formats):
+                raise ValueError("Tensors must be contiguous")
+        elif isinstance(value, list) and value and isinstance(value[0], list):
+            list(map(_flat, _tensors(value)))
+        elif isinstance(value, list):
+            _check_contiguous(value)
+
+
 def _check_sizes(large: torch.Tensor, small: torch.Tensor, message: str, group: Any) -> None:
     """Raise NCCL's errors; gloo ends the process instead, or reads past the end of a tensor."""
     if large.dtype != small.dtype:
@@ -325,66 +373,3 @@ _METHODS: dict[Callable[..., Any], tuple[str, ...]] = {
     _end_coalescing: ("_end_coalescing",),
 }
 """Replacement -> the methods that it replaces, by all their names: torch 2.13 has new ones, and keeps the old ones."""
-
-
-# Functional collectives.
-
-_library: list[torch.library.Library] = []
-"""Kernels are registered as long as their library exists."""
-
-
-def install_functional() -> None:
-    """Functional collectives, for example those of DTensor, go through the patched ``ProcessGroup``.
-
-    Torch's own kernels call gloo from C++. These return when the operation has ended.
-    """
-    library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
-    kernels = (all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, broadcast)
-    for kernel in kernels:
-        library.impl(kernel.__name__, kernel, "CPU")  # type: ignore[no-untyped-call]
-    _library.append(library)
-
-
-def all_reduce(input: torch.Tensor, reduce_op: str, group_name: Any) -> torch.Tensor:
-    output, options = input.clone(memory_format=torch.contiguous_format), dist.AllreduceOptions()
-    options.reduceOp = _operation(reduce_op)
-    _group(group_name).allreduce([output], options).wait()
-    return output
-
-
-def all_gather_into_tensor(input: torch.Tensor, group_size: int, group_name: Any) -> torch.Tensor:
-    rows, *others = input.shape or (1,)
-    output = input.new_empty((rows * group_size, *others))
-    _group(group_name)._allgather_base(output, input.contiguous()).wait()
-    return output
-
-
-def reduce_scatter_tensor(input: torch.Tensor, reduce_op: str, group_size: int, group_name: Any) -> torch.Tensor:
-    options = dist.ReduceScatterOptions()
-    options.reduceOp = _operation(reduce_op)
-    output = input.new_empty((input.shape[0] // group_size, *input.shape[1:]))
-    _group(group_name)._reduce_scatter_base(output, input.contiguous(), options).wait()
-    return output
-
-
-def all_to_all_single(
-    input: torch.Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int], group_name: Any
-) -> torch.Tensor:
-    output = input.new_empty((sum(output_split_sizes), *input.shape[1:]))
-    sizes = (list(output_split_sizes), list(input_split_sizes))
-    _group(group_name).alltoall_base(output, input.contiguous(), *sizes).wait()
-    return output
-
-
-def broadcast(input: torch.Tensor, src: int, group_name: Any) -> torch.Tensor:
-    output = input.clone(memory_format=torch.contiguous_format)
-    _group(group_name).broadcast(output, src).wait()
-    return output
-
-
-def _group(name: Any) -> Any:
-    return name if isinstance(name, dist.ProcessGroup) else _resolve_process_group(name)
-
-
-def _operation(name: str) -> Any:
-    return getattr(dist.ReduceOp, name.upper())

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddplaunch.features.dry_run.fake_cuda import collectives
+from ddplaunch.features.dry_run.fake_cuda import collectives, functional
 from ddplaunch.features.dry_run.fake_cuda.patching import (
     arguments_by_name,
     called_by_script,
@@ -103,11 +103,18 @@ def install(devices: FakeDevices) -> None:
     _install_groups(devices)
     _install_wrappers(devices)
     collectives.install(lambda group: group in _requested_backends)
-    collectives.install_functional()
+    functional.install()
+    for name in ("torch.cuda", "torch.accelerator"):
+        wrap(f"{name}.synchronize", _synchronize)
     wrap("torch.distributed.distributed_c10d.split_group", _split_group)
     _install_nccl_class()
     _install_symmetric_memory()
     replace("torch.nn.SyncBatchNorm.forward", _sync_batch_norm)
+
+
+def _synchronize(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    original(*args, **kwargs)
+    collectives.wait_for_all()
 
 
 def _install_nccl_class() -> None:
@@ -196,6 +203,7 @@ def _install_groups(devices: FakeDevices) -> None:
         given = arguments_by_name(original, args, kwargs)
         for device in given.pop("device_ids", None) or ():
             devices.index(device)
+        collectives.wait_for_all(given.get("group") or dist.group.WORLD)
         return original(**given)
 
     wrap("torch.distributed.distributed_c10d.init_process_group", init)

@@ -36,26 +36,25 @@ _TRITON_FOLDERS = tuple(f"{folder}triton{os.sep}" for folder in _PACKAGES)
 _MAX_ERROR_CHARS = 300
 _SKIP = "skip it in a dry run, where torch.cuda.get_device_name() contains 'simulated'"
 _REASONS = (
-    ("No module named 'triton", "", "install Triton here, too: it needs no GPU before a kernel starts"),
+    ("no module named 'triton", "", "install Triton here, too: it needs no GPU before a kernel starts"),
     (
-        "Triton kernel",
+        "triton kernel",
         "Triton compiles for GPUs only",
         "choose an implementation without Triton; many libraries do where it is not installed",
     ),
-    ("raph", "a graph is work that a GPU has recorded", "run it without graphs in a dry run"),
+    ("graph", "a graph is work that a GPU has recorded", "run it without graphs in a dry run"),
     ("ipc_handle", "a handle names an event of a GPU", _SKIP),
     ("symm", "a kernel on one GPU uses the memory of the others", "use process groups in a dry run"),
-    ("NCCL", "NCCL connects GPUs only", "use torch.distributed.new_group, which a dry run simulates"),
-    ("cuda.nccl", "NCCL connects GPUs only", "use torch.distributed.new_group, which a dry run simulates"),
+    ("nccl", "NCCL connects GPUs only", "use torch.distributed.new_group, which a dry run simulates"),
     ("cuda.comm", "it copies between several GPUs of one process", _SKIP),
     ("cpp_extension", "CUDA sources run on GPUs only", _SKIP),
     ("jiterator", "CUDA sources run on GPUs only", _SKIP),
-    ("tream", "a library made this stream on a GPU", _SKIP),
-    ("ool", "it manages the memory of a GPU", _SKIP),
-    ("lloc", "it manages the memory of a GPU", _SKIP),
+    ("stream", "a library made this stream on a GPU", _SKIP),
+    ("pool", "it manages the memory of a GPU", _SKIP),
+    ("alloc", "it manages the memory of a GPU", _SKIP),
     ("", "the CPU has no counterpart", _SKIP),
 )
-"""A part of the call or the error, why that needs a GPU, and what to do. The first that matches holds."""
+"""A part of the call or the error, in lower case; why that needs a GPU; what to do. The first that matches holds."""
 _NO_GPU_MESSAGES = (
     "Torch not compiled with CUDA",
     "PyTorch was compiled without CUDA",
@@ -133,7 +132,7 @@ def exit_unsupported(call: str, frames: traceback.StackSummary, error: str = "")
     script, library = _script_frame(frames), _library_frame(frames)
     where = f"{script.filename}:{script.lineno}: " if script else ""
     through = f", called by {library.filename}:{library.lineno}" if library and library != script else ""
-    why, advice = next((why, advice) for part, why, advice in _REASONS if part in f"{call} {error}")
+    why, advice = next((why, advice) for part, why, advice in _REASONS if part in f"{call} {error}".lower())
     reason = f" ({error})" if error else f": {why}"
     line = f"ddplaunch: {where}{call}{through} needs a real GPU{reason}; {advice}\n"
     for stream in (sys.stdout, sys.stderr):

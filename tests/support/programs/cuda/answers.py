@@ -442,6 +442,8 @@ def autocast():
         assert Scaled.apply(model(x)).dtype is torch.float32
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert model(x).dtype is torch.bfloat16
+        with pytest.raises(RuntimeError, match="unsafe to autocast"):
+            nn.functional.binary_cross_entropy(x, x)
         assert torch.get_autocast_dtype("cuda") is torch.bfloat16
         out = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
         out.sum().backward()
@@ -449,6 +451,7 @@ def autocast():
     assert not torch.is_autocast_enabled()
     with torch.autocast("cpu"):
         assert model(x).dtype is torch.bfloat16
+        assert torch.tensordot(model.weight, model.weight, 1).dtype is torch.bfloat16
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.cuda.amp.autocast():

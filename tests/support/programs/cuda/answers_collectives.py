@@ -36,16 +36,24 @@ def check_shapes():
     parts = [torch.empty(4, device="cuda") for _ in range(2)]
     dist.all_gather(parts, mine(2, 2))
     assert [part.sum() for part in parts] == [0, 4]
-    columns = torch.empty(2, 3, device="cuda").t()
-    gather_into(columns, torch.ones(3, device="cuda"))
-    assert columns.sum() == 6
+    images = torch.ones(2, 3, 2, 2, device="cuda").to(memory_format=torch.channels_last)
+    dist.all_reduce(images)
+    assert images.eq(2).all()
+    columns = torch.zeros(2, 4, device="cuda")
+    for use in (
+        lambda: dist.all_reduce(columns[:, ::2]),
+        lambda: dist.broadcast(columns.t(), 0),
+        lambda: gather_into(columns.t(), torch.ones(4, device="cuda")),
+    ):
+        with pytest.raises(ValueError, match="contiguous"):
+            use()
     for use in (gather_into, lambda out, whole: scatter_from(whole, out)):
         with pytest.raises(ValueError, match="world"):
             use(torch.empty(3, device="cuda"), torch.empty(2, device="cuda"))
         with pytest.raises(TypeError, match="same type"):
             use(torch.empty(4, device="cuda"), torch.empty(2, device="cuda", dtype=torch.int32))
     with pytest.raises(ValueError, match="dense"):
-        gather_into(torch.empty(4, device="cuda"), torch.ones(1, device="cuda").expand(2))
+        dist.all_gather([columns[:, ::2], columns[:, ::2]], torch.ones(4, device="cuda"))
 
 
 def check_uneven_lists():
@@ -93,6 +101,12 @@ def check_futures():
         work = start()
         while not work.is_completed():
             time.sleep(0.001)
+    received.zero_()
+    for wait in (torch.cuda.synchronize, dist.barrier):  # Instead of the work's own method.
+        scatter_from(received, torch.ones(2, device="cuda"), async_op=True)
+        wait()
+        assert received.item() == 2
+        received.zero_()
     dist.isend(sent, other)  # Arrives, though nothing keeps it.
     gc.collect()
     dist.recv(received, other)
@@ -135,6 +149,14 @@ def check_operations():
     assert kept.item() == (5 if is_root else 6)
     scatter_from(part := torch.empty(1, dtype=torch.int64, device="cuda"), torch.tensor([3, 5], device="cuda"), op=AVG)
     assert part.item() == (3 if is_root else 5)
+    dist.all_reduce(both := torch.tensor([True, is_root, False], device="cuda"))
+    assert both.view(torch.uint8).tolist() == [1, 1, 0]
+    scatter_from(part := torch.empty(1, dtype=torch.complex64, device="cuda"), mine(2, dtype=torch.complex64), op=AVG)
+    assert part.item() == 0.5
+    with pytest.raises(TypeError, match="boolean inputs"):
+        dist.all_reduce(both, op=AVG)
+    with pytest.raises(ValueError, match=r"ReduceOp\.BXOR with NCCL"):
+        dist.all_reduce(mean, op=dist.ReduceOp.BXOR)
     for factor in (0.5, torch.tensor(0.5)):
         half = dist._make_nccl_premul_sum(factor)
         dist.all_reduce(total := torch.tensor([3.0 + rank], device="cuda"), op=half)
@@ -176,6 +198,10 @@ def check_functional_collectives():
         (functional.all_gather_into_tensor(values, 2, group), [3, -4, 4, -5]),
         (functional.all_gather_into_tensor(small, 2, group), [0, 0, 1, 1]),
         (functional.all_gather_into_tensor(mine(), 2, group), [0, 1]),
+        (functional.all_gather_into_tensor_coalesced([mine(), values], 2, group)[1], [3, -4, 4, -5]),
+        (functional.reduce_scatter_tensor_coalesced([values], "avg", 2, group)[0], [[3], [-4]][rank]),
+        (functional.all_reduce_coalesced([small.float(), values], "avg", group)[1], [3, -4]),
+        (functional.all_reduce_(values.clone(), "avg", group), [3, -4]),
         (functional.all_to_all_single(small, [1, 1], [1, 1], group), [0, 1]),
         (functional.all_to_all_single(mine(3), [1 + rank] * 2, [1, 2], group), [0] * (1 + rank) + [1] * (1 + rank)),
         (functional.broadcast(small, 1, group), [1, 1]),
