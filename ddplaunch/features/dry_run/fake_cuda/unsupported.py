@@ -34,6 +34,8 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 _PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 _TRITON_FOLDERS = tuple(f"{folder}triton{os.sep}" for folder in _PACKAGES)
 _MAX_ERROR_CHARS = 300
+_WRAPPERS = {"wrapper", "decorate_context", "_wrapped_call_impl", "_call_impl"}
+"""Functions of torch that only call another one, which the script's line names."""
 _SKIP = "skip it in a dry run, where torch.cuda.get_device_name() contains 'simulated'"
 _REASONS = (
     ("no module named 'triton", "", "install Triton here, too: it needs no GPU before a kernel starts"),
@@ -123,7 +125,7 @@ def excepthook(error_type: type[BaseException], error: BaseException, trace: Tra
     with contextlib.suppress(OSError, KeyError):
         # The bootstrap has recorded the exception as the script's failure.
         os.unlink(os.environ["TORCHELASTIC_ERROR_FILE"])
-    headline = f"{error_type.__name__}: {error}".splitlines()[0][:_MAX_ERROR_CHARS]
+    headline = f"{error_type.__name__}: {error}".splitlines()[0].partition(". ")[0][:_MAX_ERROR_CHARS]
     exit_unsupported(_called_from(frame, trace), traceback.extract_tb(trace), headline)
 
 
@@ -162,8 +164,9 @@ def _called_from(frame: traceback.FrameSummary | None, trace: TracebackType | No
     """Name of the function that the script's line called; the line itself if it called no Python function."""
     while trace and frame and (trace.tb_frame.f_code.co_filename, trace.tb_lineno) != (frame.filename, frame.lineno):
         trace = trace.tb_next
-    inner = trace.tb_next if trace else None
-    if inner:
-        function = inner.tb_frame.f_code.co_name
-        return f"{inner.tb_frame.f_globals.get('__name__', '')}.{function}".removeprefix(".")
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+        code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__", "")
+        if code.co_name not in _WRAPPERS and not code.co_filename.startswith(_PACKAGE_FOLDER):
+            return f"{module}.{code.co_name}".removeprefix(".")
     return f"`{linecache.getline(frame.filename, frame.lineno or 0).strip()}`" if frame else "a call"

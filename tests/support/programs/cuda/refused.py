@@ -51,6 +51,7 @@ ADVICE = {
     "Triton": "add_kernel of {folder}/triton_program.py:3 needs a real GPU: Triton compiles for GPUs only; choose an",
     "Triton, missing": "install Triton here, too",
     "torch.cuda.CUDAGraph, in a library": f"called by {LIBRARY}:2 needs a real GPU: a graph",
+    "what NCCL can and this torch's gloo cannot": "distributed_c10d.all_reduce needs a real GPU (RuntimeError: gloo",
     "torch.cuda.CUDAGraph": "needs a real GPU: a graph is work that a GPU has recorded; run it without graphs",
     "torch.distributed._symmetric_memory": "needs a real GPU: a kernel on one GPU uses the memory of the others; use",
     "torch.distributed.ProcessGroupNCCL": "needs a real GPU: NCCL connects GPUs only; use torch.distributed.new_group",
@@ -89,7 +90,7 @@ def symmetric_memory():
 
 def unknown_to_gloo():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    raise RuntimeError("Backend gloo does not support anything")
+    dist.all_reduce(torch.ones(1).to(torch.float8_e5m2))
 
 
 TRITON = """
