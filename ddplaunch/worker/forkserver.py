@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from ddplaunch import features
 from ddplaunch.protocol import fd_records, wire
@@ -28,6 +28,7 @@ from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
 from ddplaunch.system.signals import SENT_TO_RUNS
+from ddplaunch.text import fold_ints
 from ddplaunch.worker import bootstrap, exit, late_import, preload
 from ddplaunch.worker.bootstrap import caught, finished, script
 
@@ -222,7 +223,10 @@ def _fork_again(
     os.close(opener)
     os.read(gate, 1)  # End of file: the intermediate process has exited, and the agent is the parent.
     linux.die_with_parent(server.agent_pid)
-    return _become(spec, fds, server)
+    try:
+        return _become(spec, fds, server)
+    except (OSError, ValueError) as error:
+        _refuse(f"cannot set up this process: {error}", 126)
 
 
 def quiet_fork() -> int:
@@ -252,7 +256,7 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
         os.dup2(fd, number)
     os.closerange(len(fds), _open_files_limit())
     if spec.cpus:
-        os.sched_setaffinity(0, spec.cpus)
+        _bind(spec.cpus)
     if spec.how == "exec":
         _exec(spec.argv, os.environ if spec.env is None else spec.env)
     if spec.env is not None:
@@ -267,6 +271,19 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
     # A preloaded package may use torch without an import of its own.
     before = None if server.workers.preload else late_import.hide_torch
     return partial(bootstrap.prepare, how, spec.argv, before)
+
+
+def _bind(cpus: frozenset[int]) -> None:
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:  # They may have gone offline, or have been taken from the job.
+        _refuse(f"cannot bind this process to CPUs {fold_ints(cpus)}: {error.strerror}", 126)
+
+
+def _refuse(message: str, code: int) -> NoReturn:
+    """End a new process, which has run nothing of the user yet, with ``message`` as its only output."""
+    os.write(2, f"ddplaunch: {message}\n".encode("utf-8", "backslashreplace"))
+    os._exit(code)
 
 
 def _open_files_limit() -> int:
@@ -294,8 +311,8 @@ def _exec(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
     try:
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        os.write(2, f"ddplaunch: cannot run {argv[0]}: {error.strerror}\n".encode("utf-8", "backslashreplace"))
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        _refuse(f"cannot run {argv[0]}: {error.strerror}", code)
 
 
 def answer(sock: socket.socket, record: object) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,34 @@ def test_an_open_gpu_means_exec(tmp_path: Path) -> None:
         os.unlink(device)
     assert finished.returncode == 0, finished.err
     assert reasons(finished) == [f"the imports opened {device}"]
+
+
+FAILS_IN_WORKERS = """
+import os, sys
+real = os.setsid
+def setsid():
+    real()
+    if sys._getframe(1).f_locals["spec"].how not in ("store", "member"):
+        os.sched_setaffinity(0, {1023})
+os.setsid = setsid
+"""
+
+
+def test_a_worker_that_cannot_be_set_up_says_so_in_one_line(tmp_path: Path) -> None:
+    env = modules(tmp_path / "modules", fails_in_workers=FAILS_IN_WORKERS)
+    finished = run("--preload", "fails_in_workers", "--nproc-per-node", "1", READY, tmp_path, env=env)
+    assert finished.returncode != 0
+    assert "ddplaunch: cannot set up this process: [Errno 22] Invalid argument" in finished.err
+    assert "exit code 126" in finished.err
+    assert "Traceback" not in finished.err
+    assert "<string>" not in finished.err
+
+
+def test_a_worker_whose_cpus_have_gone_offline_names_them() -> None:
+    code = "from ddplaunch.worker import forkserver; forkserver._bind(frozenset({1022, 1023}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 126
+    assert ended.stderr == "ddplaunch: cannot bind this process to CPUs 1022-1023: Invalid argument\n"
 
 
 def test_a_profiler_means_exec(tmp_path: Path) -> None:
