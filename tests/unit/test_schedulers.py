@@ -111,6 +111,7 @@ def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_
     monkeypatch.setattr("ddplaunch.features.slurm.scontrol.run", lambda *_: (0, "BatchFlag=1 Requeue=1"))
     monkeypatch.chdir(tmp_path)
     Path("nodes").write_text("a1\na1\na2\na2\n")
+    Path("nodes_of_jsrun").write_text("batch2\na1\na1\na2\na2\n")
 
     def page(question: str) -> str:
         words, dashes, options = question.partition(" --")

@@ -177,8 +177,7 @@ def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
     if len(words) % 2 or not all(re.fullmatch(r"[0-9]{1,9}", slots) for slots in words[1::2]):
         raise UsageError(f"LSB_MCPU_HOSTS={quote(text)}: not a list like hostA 4 hostB 4", IGNORE)
     names = words[::2]
-    # With jsrun the list begins with the node of the job script, which has no GPU: batch2 1 h22n07 42.
-    if len(names) > 1 and words[1] == "1" and re.match(r"batch|launch|login", names[0]):
+    if len(names) > 1 and words[1] == "1" and _is_for_scripts(names[0]):
         del names[0]
     hosts = tuple(host for name in dict.fromkeys(names) for host in parse_entry(name, "LSB_MCPU_HOSTS"))
     named = f"{len(hosts)} hosts ({_short(names)})" if hosts else f"hosts in {hostfile}"
@@ -187,8 +186,20 @@ def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
         kind="allocation",
         description=f"LSF job {environ['LSB_JOBID']}: {named}, reached over ssh",
         is_server=False,
-        find_hosts=partial(_from_file, hostfile) if hostfile and not hosts else lambda: hosts,
+        find_hosts=partial(_lsf_hosts, hostfile) if hostfile and not hosts else lambda: hosts,
     )
+
+
+def _is_for_scripts(name: str) -> bool:
+    """With jsrun a job's list begins with the node of its script, which has no GPU: batch2 1 h22n07 42."""
+    return bool(re.match(r"batch|launch|login", name))
+
+
+def _lsf_hosts(path: str) -> tuple[Host, ...]:
+    """The hosts of $LSB_DJOB_HOSTFILE, which has a line for each slot."""
+    hosts = read_hostfile(path)
+    is_extra = len(hosts) > 1 and hosts[0].slots in (None, 1) and _is_for_scripts(hosts[0].name)
+    return _without_slots(hosts[1:] if is_extra else hosts)
 
 
 def pbs(environ: Mapping[str, str]) -> SchedulerInfo:
@@ -239,8 +250,12 @@ def kubernetes(environ: Mapping[str, str]) -> SchedulerInfo:
 
 
 def _from_file(path: str) -> tuple[Host, ...]:
-    """The hosts of a scheduler's file, without slots: it counts CPUs, not workers."""
-    return tuple(replace(host, slots=None) for host in read_hostfile(path))
+    return _without_slots(read_hostfile(path))
+
+
+def _without_slots(hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """``hosts`` of a scheduler's file, whose slots are CPUs, not workers."""
+    return tuple(replace(host, slots=None) for host in hosts)
 
 
 def _master_port(environ: Mapping[str, str]) -> tuple[int, ...]:
