@@ -24,3 +24,10 @@ def test_an_unknown_transport_is_refused() -> None:
     config = LaunchConfig(script="x.py", hosts=(Host("gpu1"),), remote=RemoteConfig(transport="srum"))
     with pytest.raises(UsageError, match="there is no transport srum"):
         setup.transport_for(config, "tag", discard_output, lambda _: None)
+
+
+def test_the_help_names_three_transports_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transports.choice() == "ssh, or srun in a SLURM job"
+    pods = TransportRow(name="pods", code="", way="", keeps_warm=False, where="to pods")
+    monkeypatch.setattr(transports, "TABLE", (*transports.TABLE[:2], pods, *transports.TABLE[2:]))
+    assert transports.choice() == "ssh, pods to pods, or srun in a SLURM job"
