@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
+import re
 import subprocess
 import threading
 from collections import deque
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ddplaunch.transport.handle import Post, WriteOutput
 
 _KEPT_LINES = 20
+_LONGEST_OUTPUT = 500
 _KILLED_S = 3.0
 
 
@@ -124,7 +126,7 @@ class CommandHandle(PopenHandle):
             return failure
         except (EOFError, OSError):
             self._stderr_reader.join(_KILLED_S)
-            printed = "; ".join(line for line in self._output_lines if line)[-500:]
+            printed = _last_words("; ".join(line for line in self._output_lines if line))
             within = f" within {self._start.timeout_s:g} s" if is_late.is_set() else ""
             message = f"{self._command} did not start the agent{within}: {printed or 'it printed nothing'}"
             return HostFailure(self.host, "start", message, remote_start.SLOW_HINT if is_late.is_set() else "")
@@ -144,6 +146,13 @@ class CommandHandle(PopenHandle):
                     self._post(Notice(f"{self.host}: {line}"))
                 else:
                     self._output_lines.append(line)
+
+
+def _last_words(printed: str) -> str:
+    """The end of ``printed``, of about 500 characters; it begins with a whole word."""
+    if len(printed) <= _LONGEST_OUTPUT:
+        return printed
+    return "... " + re.sub(r"^\S*\s+", "", printed[-_LONGEST_OUTPUT:])
 
 
 class CommandTransport(Transport):

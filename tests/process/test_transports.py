@@ -52,6 +52,27 @@ def test_a_command_that_does_not_start_the_agent_is_given_up() -> None:
     assert "sh did not start the agent within 0.5 s: no answer yet" in str(posted_by.event)
 
 
+class TalkativeTransport(CommandTransport):
+    """Its command prints many words, and ends without an agent."""
+
+    @staticmethod
+    def carrier(_config: LaunchConfig, _host: Host) -> tuple[str, ...]:
+        return "sh", "-c", "for i in 0 1 2 3 4 5 6 7 8 9; do echo " + "unreachable " * 10 + ">&2; done"
+
+
+def test_of_a_long_output_of_the_command_whole_words_are_shown() -> None:
+    posted: queue.SimpleQueue[object] = queue.SimpleQueue()
+    config = LaunchConfig(script="x.py", hosts=(Host("one"),))
+    handle = TalkativeTransport(config, ("one",), "tag", discard_output, posted.put).start(0, "query")
+    try:
+        posted_by = posted.get(timeout=60)
+    finally:
+        handle.close()
+    assert isinstance(posted_by, FromNode)
+    printed = posted_by.event.message.partition("did not start the agent: ")[2]
+    assert {word.rstrip(";") for word in printed.split()} == {"...", "unreachable"}
+
+
 def started(command: str, posted: queue.SimpleQueue[object]) -> LocalHandle:
     """The handle of an agent that is ``command``, for a shell."""
     with mock.patch.object(agent_process, "COMMAND", ("sh", "-c", f"exec {command}")):
