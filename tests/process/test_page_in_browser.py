@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,3 +284,26 @@ def test_the_data_are_those_of_the_run(browser: Chromium, runs: dict[str, str]):
     assert data["length"] == pytest.approx(3600, abs=1)
     assert len(data["charts"][0]["mid"]) == 240
     assert Path(runs["small"].removeprefix("file://")).is_file()
+
+
+def test_links_lead_to_log_files_whatever_their_names_are(tmp_path: Path):
+    """In a browser of its own."""
+    if chromium.program() is None:
+        pytest.skip("there is no Chromium")
+    folder = run_folders.write(tmp_path / "evil", message=EVIL, lines=5)
+    (folder / "console.log").write_text(f"\x1b]8;;javascript:console.error(4)\x07{EVIL}\n")
+    hosts = ["javascript:console.error(5)", "'\"><img src=x onerror=console.error(6)>", "%2e%2e", "#a?b"]
+    started = {"t": 1, "event": "attempt_started", "attempt": 9, "workers": 1}
+    with (folder / "events.jsonl").open("a") as file:
+        for rank, host in enumerate(hosts):
+            file.write(json.dumps({**started, "first_rank": rank, "host": host}) + "\n")
+            (folder / host / "attempt_9" / "0").mkdir(parents=True)
+            (folder / host / "attempt_9" / "0" / "stdout.log").write_text(EVIL)
+    links = "[...document.querySelectorAll('#output a[href$=\"stdout.log\"]')]"
+    with Chromium() as browser:
+        browser.open(f"file://{make(folder)}")
+        addresses = browser.evaluate(f"{links}.map((each) => each.href)")
+        assert (browser.problems, len(browser.requests)) == ([], 1)
+    paths = [Path(urllib.parse.unquote(urllib.parse.urlsplit(address).path)) for address in addresses]
+    assert [path.parent.parent.parent.name for path in paths] == hosts
+    assert {path.read_text() for path in paths} == {EVIL}
