@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS, Finished, Running, environment, meeting, run, start
+from tests.support.processes import children, command_line, is_alive, wait_until
+from tests.support.runs import MOMENT_S, PROGRAMS, Finished, Running, environment, meeting, run, start
+from tests.support.ssh_jobs import frozen
 
 SUM = """
 import os, time, torch, torch.distributed as dist
@@ -359,3 +362,50 @@ def test_a_stranger_who_writes_into_the_rendezvous_is_ignored_and_mentioned_once
     assert "evil" not in finished.err
     (report,) = Path(os.environ["XDG_STATE_HOME"], "ddplaunch").glob("*/report.json")
     assert secret["DDPLAUNCH_SECRET"] not in finished.err + report.read_text()
+
+
+SLOW_TO_STOP = """
+import os, pathlib, signal, sys, time
+go_on, told, release = map(pathlib.Path, sys.argv[1:])
+def end(*_):
+    told.touch()
+    while not release.exists():
+        time.sleep(0.01)
+    os._exit(0)
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, end)
+print("runs", os.getpid(), flush=True)
+while os.environ["RANK"] != "0" or not go_on.exists():
+    time.sleep(0.01)
+raise ValueError("no")
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_is_slow_when_the_outcome_is_known_ends_with_the_code_of_the_others(
+    port: int, script: Path, tmp_path: Path
+) -> None:
+    """When the first launcher has exited, `srun --kill-on-bad-exit` sends SIGTERM to the others."""
+    script.write_text(SLOW_TO_STOP)
+    files = go_on, told, release = [tmp_path / name for name in ("go on", "told", "release")]
+    patience = "keep_alive_interval=5,keep_alive_max_attempt=6"
+    options = ("--nnodes", "3", "--nproc-per-node", "1", "--rdzv-conf", patience, "--node-rank")
+    started: list[Running] = []
+    for rank in "012":
+        started.append(node(port, script, *options, rank, program=list(map(str, files))))
+        started[0].wait_for("waiting at")  # The first to come serves.
+    server, other, slow = started
+    pids = [each.wait_for(r"runs (\d+)")[0][1] for each in started]
+    member = next(pid for pid in children(slow.agent_pid()) if "member" in command_line(pid))
+    go_on.touch()
+    wait_until(lambda: told.exists() and not is_alive(int(pids[2])))
+    moment_ends_at = time.monotonic() + 2 * MOMENT_S
+    wait_until(lambda: time.monotonic() > moment_ends_at)  # Its agent has told its member that no worker runs.
+    with frozen(member):
+        release.touch()
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: other.process.poll() is not None)
+        slow.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: server.process.poll() is not None, 4)
+    assert [each.finish().returncode for each in started] == [1, 1, 1]
