@@ -7,6 +7,7 @@ Runs in a worker of a dry run. The CPU's own rules are fewer: under them a softm
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,9 @@ _FLOAT32 += " upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_
 _FLOAT32 += " upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d"
 _FLOAT32 += " _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
 
+_of_cpu = threading.local()
+"""``settings``: whether autocast for the CPU was on before that for CUDA, and its type."""
+
 _libraries: list[torch.library.Library] = []
 """Kernels are registered as long as their library exists."""
 
@@ -44,15 +48,22 @@ def install() -> None:
 
 
 def _set_for_cuda_and_cpu(original: Callable[..., Any], *args: Any) -> None:
-    """Apply a CUDA setting also to the CPU, where the tensors are."""
+    """While autocast for CUDA is on, its settings are also the CPU's, where the tensors are; then the CPU's return."""
     device, value = args if len(args) == 2 else ("cuda", *args)
+    was_enabled = torch.is_autocast_enabled("cuda")
+    if device == "cuda" and value is True and not was_enabled:
+        _of_cpu.settings = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     original(device, value)
-    if device == "cuda":
-        if value is True and not _libraries:
+    is_enabled = torch.is_autocast_enabled("cuda")
+    if device == "cuda" and (is_enabled or was_enabled):
+        of_cpu = getattr(_of_cpu, "settings", (False, torch.bfloat16))  # A thread may have been started in the block.
+        enabled, dtype = (True, torch.get_autocast_dtype("cuda")) if is_enabled else of_cpu
+        torch.set_autocast_enabled("cpu", enabled)
+        torch.set_autocast_dtype("cpu", dtype)
+        if is_enabled and not _libraries:
             _register()
-        # When autocast for CUDA is switched off, restore the CPU's default type.
-        is_default_type = isinstance(value, torch.dtype) and not torch.is_autocast_enabled("cuda")
-        original("cpu", torch.bfloat16 if is_default_type else value)
+        if is_enabled != was_enabled and of_cpu[0]:
+            torch.clear_autocast_cache()  # It has weights in the other type.
 
 
 def _binary_cross_entropy(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -452,6 +452,11 @@ def autocast():
     with torch.autocast("cpu"):
         assert model(x).dtype is torch.bfloat16
         assert torch.tensordot(model.weight, model.weight, 1).dtype is torch.bfloat16
+        with torch.autocast("cuda"):
+            assert model(x).dtype is torch.float16
+        with torch.autocast("cuda", enabled=False):
+            assert model(x).dtype is torch.bfloat16
+        assert model(x).dtype is torch.bfloat16
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.cuda.amp.autocast():
