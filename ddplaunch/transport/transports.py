@@ -34,7 +34,8 @@ def of_hosts() -> tuple[str, ...]:
 
 def choice() -> str:
     """Those that reach other machines, as the help of ``--transport`` says it: ``ssh, or srun in a SLURM job``."""
-    *others, last = (f"{each.name} {each.where}".rstrip() for each in TABLE if each.name != "local")
+    ways = [f"{each.name} {each.where}".rstrip() for each in TABLE if each.name != "local"]
+    *others, last = ways or ["none"]
     return f"{', '.join(others)}, or {last}" if others else last
 
 

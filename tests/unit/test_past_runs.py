@@ -60,7 +60,7 @@ def record(run_id: str, age_s: float = 60.0, **fields: Any) -> dict[str, Any]:
 
 
 def listed(log_dir: Path | None = None) -> list[PastRun]:
-    folders = past_runs._folders(run_folders.bases(str(log_dir) if log_dir else None))
+    folders = past_runs.all_folders(str(log_dir) if log_dir else None)
     return [past_runs.of_launchers(found) for found in folders]
 
 
