@@ -14,7 +14,9 @@ launcher and agent       ``AgentConfig``, ``OutputConfig``,        the same; and
                          ``TimeoutConfig``                         agent; in a part ``NodeServices.spec``
 agent, for its workers   ``WorkerConfig``                          ``spec.workers``
 forkserver, and its      ``WorkerConfig``                          ``server.workers`` in ``worker.forkserver``; in a
-forks before the script                                            fork ``_become`` has it, by whatever way it starts
+forks before the script                                            fork ``_become`` applies it: every worker passes
+                                                                   there, also an executed one. An OSError or
+                                                                   ValueError there is told in one line
 script                   ``WorkerConfig``                          a variable: ``worker_environ`` in
                                                                    ``protocol.environment``; of a feature
                                                                    ``Part.worker_environ``

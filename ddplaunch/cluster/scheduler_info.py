@@ -119,8 +119,8 @@ class SchedulerInfo:
             runs no command, and may raise UsageError.
         transport: name of the row of ``transport.transports.TABLE`` by which the hosts are reached.
         this_host: which of the hosts of ``find_hosts`` this machine is, by name, if the environment says it.
-        find_endpoint: returns the SchedulerInfo that it gets with the endpoint, for which it may ask the other
-            launchers, or raises UsageError; None: the variables always name the endpoint.
+        find_endpoint: takes this SchedulerInfo and returns it with ``first_host`` and ``ports``, or raises UsageError;
+            it may read a file or ask the other launchers. None: the variables always name the endpoint.
         first_host: host that serves the rendezvous; None if unknown.
         other_addresses: further addresses of the first host, in the order to try.
         ports: candidate ports of the rendezvous, in the order to try; see ``candidate_ports``.

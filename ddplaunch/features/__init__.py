@@ -52,8 +52,8 @@ class Feature(NamedTuple):
         before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
             one of them, or with ``only``. The agent starts after ``prepare``: both import late what they need.
         only: a setting, too: the launcher of a run without it has no part of the feature.
-        declares: the package itself has ``rows``, ``EVENTS`` or ``worker_environ``. False: commands do not import the
-            package, and what it declares is not seen.
+        declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``worker_environ``. False for one that
+            has only a docstring or functions: commands do not import it. A test compares it.
     """
 
     name: str

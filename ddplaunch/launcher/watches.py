@@ -164,7 +164,7 @@ class Watch:
         return None
 
     def add_to_result(self, result: RunResult) -> RunResult:
-        """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
+        """Finish your own files. Returns ``result`` with the fields that this watch fills; the report follows."""
         return result
 
     def page_lines(self, result: RunResult) -> Sequence[str]:
@@ -176,10 +176,10 @@ class Watch:
         return ()
 
     def on_run_ended(self, end: RunEnd) -> None:
-        """The result has been shown and its files are written. Begin what follows; only the user can interrupt it."""
+        """The result is shown and written. Show a last line, or begin what may take long; ``finish`` waits for it."""
 
     def finish(self, end: RunEnd) -> None:
-        """Wait for what ``on_run_ended`` has begun. The last call."""
+        """Wait for what ``on_run_ended`` has begun. The last call; a message here needs its own ``messages.drain``."""
 
 
 class Watches:

@@ -159,7 +159,7 @@ class CommandTransport(Transport):
     """Starts each agent by a command, its carrier. A node that cannot be used is reported by a HostFailure.
 
     Attributes:
-        missing_hint: what the user can do if the command is not on this machine.
+        missing_hint: the hint if the command is not on this machine: what it is for, and what to do.
     """
 
     missing_hint = ""

@@ -240,7 +240,11 @@ def quiet_fork() -> int:
 def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
     """Set up the new process: signals, cgroup, session, descriptors, environment, CPUs; close other descriptors.
 
-    ``server.workers`` are the settings of all workers, ``spec`` is what only this process has.
+    ``server.workers`` are the settings of all workers, ``spec`` is of this process. It may be a helper (``_HELPERS``):
+    settings of workers do not apply to it.
+
+    Raises:
+        OSError, ValueError: the process cannot be set up; the caller tells it and ends the process.
     """
     if spec.how in _HELPERS:
         signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)  # They ignore what the agent decides about.

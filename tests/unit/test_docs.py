@@ -302,19 +302,35 @@ def test_the_examples_in_python_run(page: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pages
 def test_files_that_a_page_names_exist(page: Path):
-    for name in re.findall(r"`([\w/]+\.(?:py|sbatch))`", page.read_text()):
+    for name in re.findall(r"`([\w/]+\.(?:py|sbatch))`", page.read_text().replace("/NAME/", "/ssh/")):
         assert any((folder / name).exists() for folder in (ROOT, ROOT / "ddplaunch", ROOT / "scripts" / "bench")), name
 
 
-def test_names_of_code_in_the_architecture_exist():
-    source = {word for path in (ROOT / "ddplaunch").rglob("*.py") for word in re.findall(r"\w+", path.read_text())}
-    quoted = re.findall(r"`((?:\w+\.)?\w+)`", read("docs/architecture.md"))
-    named = {name for text in quoted for name in text.split(".") if not text.endswith((".py", ".json"))}
-    assert named - source == set()
+for_developers = pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/adding-a-feature.md"]
+)
 
 
-def test_names_of_code_in_the_architecture_are_in_the_files_that_it_names():
-    for name, file in re.findall(
-        r"`([\w.]+)` (?:in|of) `([\w/]+\.py)`", " ".join(read("docs/architecture.md").split())
-    ):
-        assert {*name.split(".")} <= {*re.findall(r"\w+", read(f"ddplaunch/{file}"))}, (name, file)
+@for_developers
+def test_files_and_folders_that_a_page_for_developers_names_exist(page: str):
+    for path in re.findall(r"`([\w.-]+/[\w./-]+)`", read(page)):
+        if not path.startswith(("build/", "dist/")):  # They are made.
+            example = path.replace("NAME", "ssh")
+            assert any((folder / example).exists() for folder in (ROOT, ROOT / "ddplaunch")), path
+
+
+@for_developers
+def test_names_of_code_on_a_page_for_developers_exist(page: str):
+    folders = ("ddplaunch",) if page == "docs/architecture.md" else ("ddplaunch", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    source = {word for path in files for word in re.findall(r"\w+", path.read_text())}
+    quoted = re.findall(r"`((?:\w+\.)?\w+)`", re.sub(r"(?ms)^```.*?^```$", "", read(page)))
+    named = {word for text in quoted for word in text.split(".") if not text.endswith((".py", ".json"))}
+    assert named - source - {"vVERSION"} == set()
+
+
+@for_developers
+def test_names_of_code_on_a_page_for_developers_are_in_the_files_that_it_names(page: str):
+    for name, file in re.findall(r"`([\w.]+)` (?:in|of) `([\w/]+\.py)`", " ".join(read(page).split())):
+        path = file if file.startswith("tests/") else f"ddplaunch/{file}"
+        assert {*name.split(".")} <= {*re.findall(r"\w+", read(path))}, (name, file)

@@ -133,7 +133,7 @@ def _token(run: str) -> str:
 _START_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
 """Variables with the id of one start of all processes, of which the token and the ports of the rendezvous are made.
 
-Not the scheduler's job id: it is equal for two mpiruns in one job. MPICH's mpiexec sets no id.
+None is the id of a scheduler's job: two mpiruns in one job have the same. MPICH's mpiexec sets no id.
 """
 
 open_mpi = partial(

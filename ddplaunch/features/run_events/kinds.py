@@ -26,7 +26,7 @@ _KINDS = {
     "signal": "a signal stops the run",
     "terminal_left": "`--leave`: the run goes on without its terminal",
     "message": "a message of the launcher to the user, also one that its verbosity has hidden",
-    "run_ended": "the run has ended; its outcome",
+    "run_ended": "the run has ended; its outcome. What is shown after it is no event",
     "dropped": "`count` events could not be written, because the disk was full or too slow",
     "limit": "the file is full: only `run_ended` may follow",
 }

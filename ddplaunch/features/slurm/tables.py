@@ -32,7 +32,7 @@ TRANSPORTS = (
         code="ddplaunch.features.slurm.srun:SrunTransport",
         way="through srun",
         where="in a SLURM job",
-        keeps_warm=False,  # The end of a job step ends all of its processes.
+        keeps_warm=False,
         login="srun --overlap --nodelist=HOST --pty bash",
     ),
 )
