@@ -18,7 +18,6 @@ import pytest
 from ddplaunch import LaunchConfig
 from ddplaunch.features.come_back import past_runs
 from ddplaunch.features.come_back.past_runs import PastRun
-from ddplaunch.features.runs import run_folders
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import console_log, report_files
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
