@@ -26,6 +26,9 @@ _CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
 _coalesced: dict[Any, list[Any]] = {}
 """Process group -> works that were started since ``_start_coalescing``."""
 
+_to_itself: dict[Any, list[list[torch.Tensor]]] = {}
+"""Process group -> what this rank has sent to itself and not received yet: gloo cannot. NCCL has no tags."""
+
 
 class JointWork(dist.Work):
     """Several works as one, with all that NCCL's works can. ``finish`` runs once, when all have ended.
@@ -43,18 +46,20 @@ class JointWork(dist.Work):
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     def wait(self, *timeout: Any) -> bool:
-        with self._waits:
-            while self._works:
-                self._works[0].wait(*timeout)
-                del self._works[0]
-        self._finish_once()
+        try:
+            with self._waits:
+                while self._works:
+                    self._works[0].wait(*timeout)
+                    del self._works[0]
+            self._finish_once()
+        finally:
+            _unfinished.pop(self, None)  # A failure that is raised here is not one of the next collective.
         return True
 
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         return not self._works or self.get_future().done()
@@ -154,7 +159,7 @@ def _for_nccl_groups(is_nccl: Callable[[Any], bool], method: Callable[..., Any])
             return None
         if not isinstance(work, JointWork):
             work = JointWork([work], _tensors(args[:1]))
-        _keep(work, None if method is _message else group)
+        _keep(work, None if method in (_message, _send, _receive) else group)
         if group in _coalesced:
             _coalesced[group].append(work)
         return work
@@ -174,6 +179,24 @@ def _move(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -
 def _message(original: Callable[..., Any], group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """One tensor from one rank to another."""
     return original(group, [_flat(tensor) for tensor in tensors], *args, **kwargs)
+
+
+def _send(original: Callable[..., Any], group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+    if peer != group.rank():
+        return _message(original, group, tensors, peer, *args, **kwargs)
+    _to_itself.setdefault(group, []).append([_flat(tensor).clone() for tensor in tensors])
+    return JointWork([], tensors)
+
+
+def _receive(original: Callable[..., Any], group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
+    if peer != group.rank():
+        return _message(original, group, tensors, peer, *args, **kwargs)
+
+    def take() -> None:
+        for tensor, sent in zip(tensors, _to_itself[group].pop(0), strict=True):
+            _flat(tensor).copy_(sent)
+
+    return JointWork([], tensors, take)
 
 
 def _all_gather(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
@@ -359,7 +382,9 @@ def _movable(value: Any) -> Any:
 
 _METHODS: dict[Callable[..., Any], tuple[str, ...]] = {
     _move: ("broadcast", "gather", "scatter", "all_to_all_single", "alltoall_base", "barrier"),
-    _message: ("send", "recv", "recv_anysource"),
+    _message: ("recv_anysource",),
+    _send: ("send",),
+    _receive: ("recv",),
     _all_gather: ("allgather",),
     _all_gather_single: ("all_gather_single", "_allgather_base"),
     _all_to_all: ("alltoall",),

@@ -216,6 +216,30 @@ def check_what_only_gloo_has():
     dist.monitored_barrier(dist.new_group([0, 1], backend="gloo"))
 
 
+def check_messages_to_itself():
+    rank = dist.get_rank()
+    received = [mine(2), mine(2), mine(1)]
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.irecv, received[0], rank),
+            dist.P2POp(dist.isend, torch.full((2,), 5.0 + rank, device="cuda"), rank),
+            dist.P2POp(dist.isend, mine(1), 1 - rank),
+            dist.P2POp(dist.isend, torch.full((2,), 7.0 + rank, device="cuda"), rank),
+            dist.P2POp(dist.irecv, received[1], rank),
+            dist.P2POp(dist.irecv, received[2], 1 - rank),
+        ]
+    )
+    for work in works:
+        work.wait()
+    assert [each[0].item() for each in received] == [5 + rank, 7 + rank, 1 - rank]
+
+
+def check_failure_is_told_once():
+    with pytest.raises(RuntimeError, match="Split sizes"):
+        dist.all_to_all_single(mine(4), mine(4), [3, 1], [4, 1])
+    dist.barrier()
+
+
 def check_split_groups():
     rank = dist.get_rank()
     both = dist.split_group(split_ranks=[[1, 0]], group_desc="both")
@@ -253,6 +277,8 @@ def check_averages_of_models():
 
 def check():
     check_what_only_gloo_has()
+    check_messages_to_itself()
+    check_failure_is_told_once()
     check_split_groups()
     check_averages_of_models()
     check_functional_collectives()

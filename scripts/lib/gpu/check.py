@@ -1,4 +1,7 @@
-"""What only a machine with NVIDIA GPUs can show: NCCL, devices, no CUDA context in the forkserver, restarts."""
+"""What only a machine with NVIDIA GPUs can show: NCCL, devices, no CUDA context in the forkserver, restarts, faults.
+
+Also compares what a dry run computes with what the GPU computes. ``--keep DIR`` writes the output of each run there.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from ddplaunch.features.gpus.reader import read_once
+from ddplaunch.features.hangs import flight_record
 from ddplaunch.features.health.rules import at_start, ports_at_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 DIGITS = ROOT / "scripts" / "examples" / "train_digits.py"
 
 ALL_REDUCE = """
@@ -64,26 +68,39 @@ FORKSERVER = """
             print("forkserver", [path for path in opened(entry.name) if "nvidia" in path])
 """
 
+PROGRAMS = Path(__file__).with_name("programs")
+
 SMI = ("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader")
 
 
-def ddplaunch(source: str | Path, *arguments: str, env: dict[str, str] | None = None) -> str:
-    """Output of a run that must succeed; ``source`` is a script's text or path."""
+def ddplaunch(
+    source: str | Path, *options: str, arguments: Sequence[str] = (), code: int = 0, env: dict[str, str] | None = None
+) -> str:
+    """Output of a run that must end with ``code``; ``source`` is a script's text or path."""
     with tempfile.TemporaryDirectory() as folder:
         script = source if isinstance(source, Path) else Path(folder) / "script.py"
         if isinstance(source, str):
             script.write_text(textwrap.dedent(source))
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        command = [sys.executable, "-m", "ddplaunch", *options, str(script), *arguments]
+        environ = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": folder, **(env or {})}
         done = subprocess.run(
-            [sys.executable, "-m", "ddplaunch", *arguments, str(script)],
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
         )
-        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
-        return done.stdout + done.stderr
+        text = done.stdout + done.stderr
+        keep(" ".join((script.name, *options, *arguments)), text, Path(folder))
+        assert done.returncode == code, f"exit code {done.returncode}, not {code}\n{text[-4000:]}"
+        return text
+
+
+def keep(name: str, text: str, folder: Path) -> None:
+    """Keep the output of a run, its report and its last stacks, if that is wanted."""
+    if KEEP is None:
+        return
+    KEEP.mkdir(parents=True, exist_ok=True)
+    found = [file for pattern in ("report.json", "hang.txt") for file in folder.rglob(pattern)]
+    text += "".join(f"\n\n===== {file.name}\n{file.read_text(errors='replace')}" for file in found)
+    (KEEP / re.sub(r"[^\w.]+", "-", f"{len(list(KEEP.iterdir())):02} {name}")).with_suffix(".txt").write_text(text)
 
 
 def gpus() -> int:
@@ -154,6 +171,48 @@ def health() -> None:
     assert not refused, f"{len(refused)} findings would refuse this node"
 
 
+def ras_and_record() -> None:
+    text = ddplaunch(PROGRAMS / "ras.py", "--nproc-per-node", "1", "--line-prefix", "")
+    ras, record = re.findall(r"^(?:RAS|record): (.*?)(?=^record: |^ddplaunch: )", text, re.MULTILINE | re.DOTALL)
+    assert re.search(r'"communicators|Communicators', ras), ras
+    parsed = flight_record.parse(record.encode(), {})
+    reduced = [call for call in parsed.calls if call.operation == "all_reduce"]
+    assert len(reduced) == 4, parsed
+    assert all(call.is_done for call in reduced), parsed
+
+
+def hang_is_reported() -> None:
+    options = ("--nproc-per-node", "1", "--hang-report", "5", "--hang-timeout", "15")
+    text = ddplaunch(PROGRAMS / "hang.py", *options, arguments=("600", "60"), code=87)
+    assert "all_reduce" in text, text
+
+
+def watchdog() -> None:
+    """Torch's watchdog ends a rank whose collective has timed out: its last call is named."""
+    text = ddplaunch(PROGRAMS / "hang.py", "--nproc-per-node", "1", arguments=("10", "60"), code=134)
+    assert "timed out" in text.lower(), text
+
+
+def fault(name: str, *expected: str, workers: int = 1) -> None:
+    text = ddplaunch(PROGRAMS / "fault.py", "--nproc-per-node", str(workers), arguments=(name,), code=1)
+    assert all(each in text for each in expected), text
+
+
+def share(*arguments: str) -> None:
+    """Two ranks use one GPU. After a rank was killed, the memory of all is free before the next attempt."""
+    options = ("--nproc-per-node", "2", "--max-restarts", str(len(arguments)))
+    text = ddplaunch(PROGRAMS / "share.py", *options, arguments=arguments)
+    assert text.count(f"attempt {len(arguments)} is done") == 2, text
+
+
+def same_as_dry_run(program: str) -> None:
+    options = ("--nproc-per-node", "1", "--line-prefix", "", "--quiet")
+    on_gpu, dry = (ddplaunch(PROGRAMS / program, *more, *options).splitlines() for more in ((), ("--dry-run",)))
+    differing = [f"GPU: {one}\n      dry run: {two}" for one, two in zip(on_gpu, dry, strict=False) if one != two]
+    assert len(on_gpu) == len(dry), f"{len(on_gpu)} lines on the GPU, {len(dry)} in the dry run"
+    assert not differing, f"{len(differing)} of {len(dry)} lines differ\n      " + "\n      ".join(differing)
+
+
 def gpus_are_free() -> None:
     done = subprocess.run(SMI, capture_output=True, text=True, check=True)
     assert not done.stdout.strip(), f"still on the GPU: {done.stdout.split()}"
@@ -172,13 +231,32 @@ CHECKS: tuple[tuple[str, Callable[[], None]], ...] = (
     ("no GPU opened by the forkserver", clean_forkserver),
     ("NCCL restart after SIGKILL of a rank, forkserver", lambda: restart("forkserver")),
     ("NCCL restart after SIGKILL of a rank, spawn", lambda: restart("spawn")),
+    ("NCCL's RAS answers, and torch's flight record is read", ras_and_record),
+    ("a hang in NCCL is reported and ended", hang_is_reported),
+    ("a collective that times out", watchdog),
+    ("an index out of bounds", lambda: fault("index", "device-side assert")),
+    (
+        "an address out of bounds: the driver's Xid is shown",
+        lambda: fault("address", "illegal memory access", "Xid 31"),
+    ),
+    ("the GPU's memory is full", lambda: fault("memory", "The GPU's memory is full")),
+    ("more workers than GPUs", lambda: fault("device", "There are more workers than GPUs")),
+    ("two ranks of NCCL on one GPU", lambda: fault("same_gpu", "Duplicate GPU", workers=2)),
+    ("two workers share a GPU", share),
+    ("two workers share a GPU, one is killed", lambda: share("die")),
+    ("autocast gives the same types in a dry run", lambda: same_as_dry_run("autocast.py")),
+    ("collectives do the same in a dry run", lambda: same_as_dry_run("collectives.py")),
     ("nothing of ours is left on the GPUs", gpus_are_free),
 )
 
 COUNT = gpus()
+KEEP = Path(sys.argv[2]) if sys.argv[1:2] == ["--keep"] and len(sys.argv) == 3 else None
 
 
 def main() -> int:
+    if len(sys.argv) > 1 and KEEP is None:
+        print("usage: scripts/gpu_check [--keep DIR]")
+        return 2
     if COUNT == 0:
         print("no NVIDIA GPU that torch can use: nothing was checked")
         return 1
