@@ -79,7 +79,9 @@ def test_an_empty_venv_is_lent_what_is_declared_and_nothing_else(
         "third": [],
         "rest": [],
     }
+    (tmp_path / "site" / "shared").mkdir(parents=True)
     for name, needs in declared.items():
+        (tmp_path / "site" / "shared" / f"{name}.py").touch()  # Python 3.12 leaves files out that do not exist.
         info = tmp_path / "site" / f"{name}-1.dist-info"
         info.mkdir(parents=True)
         requires = "".join(f"Requires-Dist: {each}\n" for each in needs)
