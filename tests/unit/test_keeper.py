@@ -48,13 +48,17 @@ def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) ->
 # Surroundings.
 
 
+READ_PARTS = [
+    sys.executable,
+    "-c",
+    "import json, os; from ddplaunch.features.warm import surroundings; "
+    "print(json.dumps(surroundings.read(os.environ, os.getcwd())))",
+]
+
+
 def parts_of_child(prepare: Callable[[], object] = lambda: None, **environ: str) -> dict[str, str]:
-    code = (
-        "import json, os; from ddplaunch.features.warm import surroundings; "
-        "print(json.dumps(surroundings.read(os.environ, os.getcwd())))"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        READ_PARTS,
         env={**os.environ, **environ},
         cwd=ROOT,
         capture_output=True,
@@ -80,6 +84,16 @@ def test_what_a_process_inherits_and_cannot_change_is_compared(prepare: Callable
     if part.startswith("CPUs") and len(os.sched_getaffinity(0)) == 1:
         pytest.skip("one CPU")
     assert surroundings.first_difference(parts_of_child(), parts_of_child(prepare)) == part
+
+
+def test_how_a_process_was_started_is_no_difference(tmp_path: Path) -> None:
+    """Python 3.13 starts most processes with posix_spawn(3), which lets them ignore two signals of libc."""
+    with (tmp_path / "parts").open("w+") as file:
+        streams = [(os.POSIX_SPAWN_DUP2, file.fileno(), 1)]
+        pid = os.posix_spawn(sys.executable, READ_PARTS, os.environ, file_actions=streams)
+        assert os.waitpid(pid, 0)[1] == 0
+        file.seek(0)
+        assert surroundings.first_difference(parts_of_child(), json.load(file)) == ""
 
 
 def test_a_relative_folder_of_pythonpath_is_another_in_another_working_directory() -> None:

@@ -16,7 +16,7 @@ import time
 import zipimport
 from dataclasses import field
 from importlib import machinery
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.warm import surroundings
 from ddplaunch.late_dataclass import dataclass
@@ -271,17 +271,23 @@ class _NotingSearches:
 @contextlib.contextmanager
 def _noting_folder_reads(names: set[str]) -> Iterator[None]:
     """Note which modules ask for the working directory in the block."""
+    import pathlib
+
     plain = os.getcwd
+    # In Python 3.10, pathlib has a reference of its own.
+    places: list[Any] = [os, *filter(None, [getattr(pathlib, "_NormalAccessor", None)])]
 
     def noted() -> str:
         names.add(_caller())
         return plain()
 
-    os.getcwd = noted
+    for place in places:
+        place.getcwd = staticmethod(noted)
     try:
         yield
     finally:
-        os.getcwd = plain
+        for place in places:
+            place.getcwd = plain
 
 
 def _caller() -> str:

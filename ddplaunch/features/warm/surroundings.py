@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import re
+import signal
 import site
 import sys
 from typing import TYPE_CHECKING
@@ -26,11 +27,13 @@ _STATUS = {
     "user and groups": (b"Uid", b"Gid", b"Groups"),
     "capabilities": (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb", b"NoNewPrivs"),
     "seccomp": (b"Seccomp", b"Seccomp_filters"),
-    "blocked and ignored signals": (b"SigBlk", b"SigIgn"),
     "CPUs and memory nodes": (b"Cpus_allowed", b"Mems_allowed"),
     "transparent huge pages": (b"THP_enabled",),
 }
 """Part -> lines of /proc/thread-self/status."""
+
+_SIGNALS = sum(1 << (signum - 1) for signum in signal.valid_signals())
+"""Those that a program can set. libc ignores its own ones in what posix_spawn(3) starts, as Python 3.13 starts most."""
 
 _FILES = {
     "limits": "/proc/self/limits",
@@ -141,6 +144,7 @@ def first_difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     status = dict(line.partition(b":")[::2] for line in procfs.read("/proc/thread-self/status").splitlines())
     parts = {name: _joined(status.get(key, b"") for key in keys) for name, keys in _STATUS.items()}
+    parts["blocked and ignored signals"] = " ".join(_signals(status.get(key, b"")) for key in (b"SigBlk", b"SigIgn"))
     parts |= {name: _joined([procfs.read(path)]) for name, path in _FILES.items()}
     fields = procfs.stat("self")
     parts["priority"] = _joined(fields[index] for index in (_PRIORITY, _NICE, _RT_PRIORITY, _POLICY))
@@ -157,6 +161,10 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _joined(values: Iterable[bytes]) -> str:
     return " ".join(os.fsdecode(b" ".join(value.split())) for value in values)
+
+
+def _signals(mask: bytes) -> str:
+    return f"{int(mask or b'0', 16) & _SIGNALS:x}"
 
 
 def _link(path: str) -> str:
