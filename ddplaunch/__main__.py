@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
-from ddplaunch.protocol.agent_entry import use_own_search_path
+from ddplaunch.protocol.agent_entry import COLLECT_SELDOM, use_own_search_path
 
 
 def main(*, by_module: bool = False) -> None:
     """Run the command line; ``by_module``: of ``python -m``. Ctrl-C shows no traceback, from the first import on."""
     try:
+        exec(COLLECT_SELDOM, {})
         use_own_search_path(drop_first=by_module)
         _open_standard_streams()
         from ddplaunch.cli.main import main as command_line
     except KeyboardInterrupt:
         sys.exit(130)
-    command_line()
+    try:
+        command_line()
+    finally:
+        gc.freeze()  # Else the end of the interpreter searches all objects for garbage, twice.
 
 
 def _open_standard_streams() -> None:

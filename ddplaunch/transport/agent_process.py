@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
-from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, COLLECT_SELDOM, IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.system.files.script_file import working_folder
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import StreamName
 
 # Third-party packages may lie beside ours, in a folder that only the launcher has in its path.
-_START = f"{IMPORT_PACKAGE}; root in sys.path or sys.path.append(root); from {AGENT_MODULE} import main; main()"
+_START = f"""{COLLECT_SELDOM}
+{IMPORT_PACKAGE}; root in sys.path or sys.path.append(root); from {AGENT_MODULE} import main; main()"""
 
 COMMAND = (sys.executable, "-c", _START, PACKAGE_ROOT)
 """Arguments of the process; shown by --plan."""

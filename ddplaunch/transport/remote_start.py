@@ -20,6 +20,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import (
     AGENT_MODULE,
+    COLLECT_SELDOM,
     DROP_FIRST_PATH,
     PACKAGE_ROOT,
     STANDARD_LIBRARY_FIRST,
@@ -80,7 +81,7 @@ _SHELL_VARIABLES = re.compile(
 """Variables that a shell does not allow to set, or that have no meaning on another machine."""
 
 _STARTER = (
-    f"{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}"
+    f"{COLLECT_SELDOM}\n{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}"
     + r"""
 import json, re, signal
 facts = {"pid": os.getpid(), "python": ".".join(map(str, sys.version_info[:3]))}
