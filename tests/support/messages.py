@@ -1,0 +1,100 @@
+"""The texts of errors and warnings of runs, as they stand in the code: those of which docs/errors.md has an entry."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[2] / "ddplaunch"
+
+_TEXT_OF = {
+    "LaunchError": 0,
+    "AgentFailed": 0,
+    "AttemptFailure": 0,
+    "ConfigError": 0,
+    "JoinRefused": 0,
+    "ConnectFailed": 1,
+    "HostFailure": 2,
+    "Notice": 0,
+}
+"""What gets a text, and as which argument. Of a Notice only a warning counts."""
+
+_REASONS = {"RuntimeError": 0, "on_lost": 1, "count_as_lost": 1}
+"""The same, in the modules that find the rendezvous and lose nodes."""
+
+_WITH_REASONS = ("rendezvous/connect.py", "launcher/pings.py", "launcher/lost_nodes.py")
+
+_COMMANDS = ("check", "come_back", "functions", "page", "plan", "ps", "runs")
+_NOT_OF_RUNS = (
+    *(f"features/{name}/" for name in _COMMANDS),
+    "features/hangs/stacks.py",
+    "features/health/node_memory.py",
+    "cli/",
+)
+"""Commands that are no run, functions, and the command line, whose errors are wrong usage."""
+
+
+def of_runs() -> set[str]:
+    """Each text that has at least two words of its own, with ``...`` for what is filled in."""
+    found: set[str] = set()
+    for path in _PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(_PACKAGE))
+        if not name.startswith(_NOT_OF_RUNS):
+            found.update(
+                _of_module(ast.parse(path.read_text()), _TEXT_OF | (_REASONS if name in _WITH_REASONS else {}))
+            )
+    return {text for text in found if len(re.findall("[A-Za-z]{2,}", text)) > 1}
+
+
+def _of_module(tree: ast.Module, text_of: dict[str, int]) -> Iterator[str]:
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            assigned = _assigned(function)
+            for call in ast.walk(function):
+                name = _name(call.func) if isinstance(call, ast.Call) else ""
+                if isinstance(call, ast.Call) and name in text_of and len(call.args) > text_of[name]:
+                    shown = map(_shown, _texts(call.args[text_of[name]], assigned))
+                    yield from (text for text in shown if name != "Notice" or text.startswith("warning: "))
+
+
+def _name(function: ast.expr) -> str:
+    return getattr(function, "attr", None) or getattr(function, "id", "")
+
+
+def _assigned(function: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, []).append(node.value)
+    return found
+
+
+def _texts(node: ast.AST, assigned: dict[str, list[ast.expr]]) -> Iterator[str]:
+    """What an expression may be, as far as it is written out in its function."""
+    match node:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.JoinedStr(values=values):
+            yield "".join(_part(each, assigned) for each in values)
+        case ast.IfExp(body=body, orelse=other):
+            yield from (*_texts(body, assigned), *_texts(other, assigned))
+        case ast.BinOp(left=left):
+            yield from (f"{text}..." for text in _texts(left, assigned))
+        case ast.Name(id=name):
+            yield from (text for each in assigned.get(name, ()) for text in _texts(each, {}))
+
+
+def _part(node: ast.expr, assigned: dict[str, list[ast.expr]]) -> str:
+    """A part of an f-string: ``...``, or the beginning of the text if that was made before."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.FormattedValue(value=ast.Name(id="text", ctx=ast.Load()) as name):
+            return next(_texts(name, assigned), "...")
+    return "..."
+
+
+def _shown(text: str) -> str:
+    return re.sub(r"(\.\.\.)+", "...", " ".join(text.partition("\n")[0].split()))
