@@ -121,10 +121,10 @@ def test_nodes_that_fail_alike_all_give_up_whichever_is_the_first(tmp_path: Path
 
 
 LOSES_PEER = """
-import os, pathlib, sys, time
+import atexit, os, pathlib, sys, time
 failed = pathlib.Path(sys.argv[1], os.environ["TORCHELASTIC_RESTART_COUNT"])
 if os.environ["RANK"] == "1":
-    failed.touch()
+    atexit.register(failed.touch)  # As a socket, which closes only after the exception: a stop may come any time then.
     {}["depth"]
 while not failed.exists():
     time.sleep(0.01)
