@@ -127,6 +127,7 @@ class Agent(NodeServices):
             ended = self._run_attempt(*opened)
             evidence = tuple(chain.from_iterable(part.evidence(ended.exits) for part in self._parts))
             result = self.rendezvous.finish_round(ended, has_unkillable=bool(self._unkillable_pids))
+            self._kill_helper(STORE)
             self.outbox.drain(_DRAIN_S, lambda: self.wait(lambda: False, 0.0))
             self.outbox.send(AttemptEnded(result, evidence))
             if not result.attempt_follows:
@@ -280,7 +281,8 @@ class Agent(NodeServices):
             self.wait(lambda: group.all_ended, lambda: self._kill_deadline)
         if not group.all_ended:
             self._kill_workers(group)
-        self._kill_helper(STORE)
+        if group.any_failed or self._must_stop():  # Else workers of other nodes may still use it.
+            self._kill_helper(STORE)
         if not self._stop_order:
             self._kill_deadline = NEVER
 
@@ -367,8 +369,7 @@ class Agent(NodeServices):
             self.fail(self.forkserver.store_failure(returncode))
 
     def _needs_store(self) -> bool:
-        group = self._group
-        if group is None or group.any_failed or self._must_stop():
+        if (group := self._group) is None or group.any_failed or self._must_stop():
             return False
         return self.forkserver.is_starting or not group.all_ended
 
