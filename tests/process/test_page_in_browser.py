@@ -304,6 +304,8 @@ def test_links_lead_to_log_files_whatever_their_names_are(tmp_path: Path):
         browser.open(f"file://{make(folder)}")
         addresses = browser.evaluate(f"{links}.map((each) => each.href)")
         assert (browser.problems, len(browser.requests)) == ([], 1)
+        ticks = browser.evaluate("document.querySelector('.axis').querySelectorAll('text').length")
+        assert 2 < ticks < 30, "an event is of 1970"
     paths = [Path(urllib.parse.unquote(urllib.parse.urlsplit(address).path)) for address in addresses]
     assert [path.parent.parent.parent.name for path in paths] == hosts
     assert {path.read_text() for path in paths} == {EVIL}

@@ -7,6 +7,7 @@ units by pixels. Of many nodes, those that did the same share a row of it.
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hosts import fold
@@ -259,7 +260,8 @@ def ticks(whole: Span) -> list[dict[str, Any]]:
 
     ``is_minor``: it is left out where there is little room.
     """
-    step = next((each for each in _TICKS_S if whole.length / each <= _MAX_TICKS), _TICKS_S[-1])
+    longest = math.ceil(whole.length / _MAX_TICKS / _TICKS_S[-1]) * _TICKS_S[-1]
+    step = next((each for each in _TICKS_S if whole.length / each <= _MAX_TICKS), longest)
     times = [index * step for index in range(min(_MAX_TICKS + 1, int(whole.length // step) + 1))]
     return [_tick(time_s, percent(whole.start + time_s, whole), index) for index, time_s in enumerate(times)]
 

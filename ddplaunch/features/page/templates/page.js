@@ -62,7 +62,8 @@
 
   function axis(svg, width) {
     const room = Math.max(2, Math.floor(svg.getBoundingClientRect().width / 96));
-    const step = STEPS.find((each) => width * data.length / each <= room) || STEPS[STEPS.length - 1];
+    const longest = STEPS[STEPS.length - 1], seconds = width * data.length;
+    const step = STEPS.find((each) => seconds / each <= room) || Math.ceil(seconds / room / longest) * longest;
     svg.replaceChildren();
     for (let at = Math.ceil(from * data.length / step) * step; at <= to * data.length; at += step) {
       const share = (at / data.length - from) / width, x = `${share * 100}%`;
