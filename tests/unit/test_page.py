@@ -245,6 +245,28 @@ def test_no_text_of_a_worker_becomes_markup(tmp_path: Path):
     assert len(text) < render.MAX_BYTES
 
 
+def everywhere(body: Any, evil: str, keep: frozenset[str], key: str = "") -> Any:
+    """``body`` of JSON with ``evil`` in place of each text, except those at the keys ``keep``."""
+    if isinstance(body, dict):
+        return {name: everywhere(value, evil, keep, name) for name, value in body.items()}
+    if isinstance(body, list):
+        return [everywhere(value, evil, keep, key) for value in body]
+    return evil if isinstance(body, str) and key not in keep else body
+
+
+def test_each_text_in_the_files_of_a_run_is_escaped(tmp_path: Path):
+    words = frozenset({"outcome", "start", "end", "node_leaves", "severity", "event", "run_id"})  # Or it is not read.
+    short = "\"'><img src=x onerror=x>"  # Some texts are cut after 64 characters.
+    run_folders.with_logs(tmp_path)
+    for name in ("report.json", "run.json", "events.jsonl", "samples/node_0.jsonl"):
+        rows = map(json.loads, (tmp_path / name).read_text().splitlines())
+        (tmp_path / name).write_text("".join(f"{json.dumps(everywhere(row, short, words))}\n" for row in rows))
+    text = render.page(tmp_path, NOW)
+    assert "<img" not in text
+    assert Parsed(text).words.count("<img src=x onerror=x>") > 40
+    assert "cannot be read" not in text
+
+
 def test_long_texts_are_cut_until_the_page_is_small_enough(tmp_path: Path):
     run_folders.write(tmp_path, nodes=3, has_samples=False)
     report = json.loads((tmp_path / "report.json").read_text())

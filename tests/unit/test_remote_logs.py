@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from ddplaunch.features.come_back import queries
 from ddplaunch.features.come_back.queries import LogPart, ReadLog
@@ -24,6 +28,11 @@ def answer(path: str | Path, offset: int = 0) -> tuple[LogPart, bytes]:
     return outbox.part, outbox.data
 
 
+def read(path: Path, offset: int) -> tuple[bytes, int, bool]:
+    part, data = answer(path, offset)
+    return data, part.size, part.is_own
+
+
 def test_a_part_of_a_file_and_why_there_is_none(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_bytes(b"0123456789")
@@ -37,15 +46,22 @@ def test_a_part_of_a_file_and_why_there_is_none(tmp_path: Path) -> None:
 def test_a_file_that_was_emptied_is_read_from_its_begin(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
 
-    def read(offset: int) -> tuple[bytes, int]:
-        part, data = answer(path, offset)
-        return data, part.size
-
-    log = RemoteLog(read)
+    log = RemoteLog(partial(read, path))
     path.write_bytes(b"0123456789")
     assert (log.read(), log.read()) == (b"0123456789", b"")
     path.write_bytes(b"new")
     assert (log.read(), log.read()) == (b"new", b"")
+
+
+def test_a_file_of_another_user_does_not_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "stdout.log"
+    path.write_bytes(b"\x1b]0;title\x07x\n")
+    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    log = RemoteLog(partial(read, path))
+    assert (log.read(), log.read()) == (b"\\x1b]0;title\\x07x\n", b"")
+    with path.open("ab") as file:
+        file.write(b"\x1bc")
+    assert log.read() == b"\\x1bc"
 
 
 def test_a_node_with_an_ipv6_address_is_a_host() -> None:

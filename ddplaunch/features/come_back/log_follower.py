@@ -92,10 +92,7 @@ class LogFollower:
             self._fd = -1
 
     def _shown(self, data: bytes) -> bytes:
-        """A text of another user, whose folder is in --log-dir, must not steer the terminal."""
-        if not data or os.fstat(self._fd).st_uid == os.geteuid():
-            return data
-        return escape(data.decode("utf-8", "replace")).encode("utf-8", "replace")
+        return shown(data, is_own=not data or os.fstat(self._fd).st_uid == os.geteuid())
 
     def _next_path(self) -> Path | None:
         """The file that follows the present one, if its writer has begun another."""
@@ -115,6 +112,11 @@ class LogFollower:
             self._fd = fd
             return True
         return False
+
+
+def shown(data: bytes, *, is_own: bool) -> bytes:
+    """``data`` of a file; a text of another user, whose folder is in --log-dir, must not steer the terminal."""
+    return data if is_own else escape(data.decode("utf-8", "replace")).encode("utf-8", "replace")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -35,12 +35,14 @@ class ReadLog:
 class LogPart(Chunk):
     """Agent to command, in answer to ReadLog: header of up to ``PART_BYTES``; none: the file has no more yet.
 
-    ``problem``: why the file cannot be read; empty if it can. ``size``: bytes of the file at this moment.
+    ``problem``: why the file cannot be read; empty if it can. ``size``: bytes of the file at this moment. ``is_own``:
+    the file is of the user of the agent.
     """
 
     nbytes: ChunkSize
     problem: OneLine = ""
     size: Size = 0
+    is_own: bool = True
 
 
 TO_AGENT = {ReadLog: "queries"}
@@ -49,12 +51,13 @@ FROM_AGENT = (LogPart,)
 
 def serve(query: ReadLog, _stream: BinaryIO, outbox: Any) -> None:
     """In the agent, whose ``Outbox`` this is: read a part of a regular file, and send it. Other queries may follow."""
-    data, problem, size = b"", "", 0
+    data, problem, size, is_own = b"", "", 0, True
     try:
         if query.path:
             with kept_files.open_regular(query.path) as file:
-                size = os.fstat(file.fileno()).st_size
+                status = os.fstat(file.fileno())
+                size, is_own = status.st_size, status.st_uid == os.geteuid()
                 data = os.pread(file.fileno(), PART_BYTES, query.offset)
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte.
         problem = getattr(error, "strerror", None) or str(error)
-    outbox.send_file(LogPart(len(data), problem, size), data)
+    outbox.send_file(LogPart(len(data), problem, size, is_own), data)

@@ -15,6 +15,7 @@ from ddplaunch.cli.scheduler_options import transport_of_command
 from ddplaunch.cluster.hosts import Host, display_names, parse_entry
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.features.come_back.log_follower import shown
 from ddplaunch.features.come_back.queries import PART_BYTES, LogPart, ReadLog
 from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries
 from ddplaunch.launcher import setup
@@ -90,24 +91,24 @@ class RemoteNodes:
         for node in queries.nodes[first:]:
             self._note(node, _HINT)
 
-    def read(self, name: str, path: str, offset: int) -> tuple[bytes, int]:
-        """The next part of a file on a host, and the size of the file; no bytes and ``offset`` if there is a problem.
+    def read(self, name: str, path: str, offset: int) -> tuple[bytes, int, bool]:
+        """The next part of a file on a host, the size of the file, and whether it is the user's own there.
 
-        No bytes and the size: the file has no more.
+        No bytes and the size: the file has no more. No bytes and ``offset``: there is a problem.
         """
         node = self._nodes.get(name)
         if node is None or {(name, ""), (name, path)} & self.problems.keys():
-            return b"", offset
+            return b"", offset, True
         node.answers.pop(WithData, None)
         self._queries.ask([node], lambda _: ReadLog(path, offset), WithData)
         self._note(node)
         answer: WithData | None = node.answers.get(WithData)
         if not answer or not isinstance(answer.chunk, LogPart):
-            return b"", offset
+            return b"", offset, True
         if answer.chunk.problem:
             self.problems[name, path] = HostFailure(name, "directory", f"{quote(path)}: {answer.chunk.problem}")
-            return b"", offset
-        return answer.data[:PART_BYTES], answer.chunk.size
+            return b"", offset, True
+        return answer.data[:PART_BYTES], answer.chunk.size, answer.chunk.is_own
 
     def _note(self, node: QueriedNode, hint: str = "") -> None:
         if failure := node.failure:
@@ -122,18 +123,18 @@ class RemoteNodes:
 class RemoteLog:
     """A log file on another machine, with the methods of ``LogFollower`` that ``--logs`` uses."""
 
-    def __init__(self, read: Callable[[int], tuple[bytes, int]]) -> None:
-        """``read`` returns what the file has from an offset on, and its size."""
+    def __init__(self, read: Callable[[int], tuple[bytes, int, bool]]) -> None:
+        """``read`` returns what the file has from an offset on, its size, and whether it is the user's own."""
         self._read, self._offset, self._size = read, 0, 0
 
     def read(self) -> bytes:
         """What was written next, at most ``PART_BYTES``; empty if there is nothing more yet."""
-        data, self._size = self._read(self._offset)
+        data, self._size, is_own = self._read(self._offset)
         if self._size < self._offset:  # Somebody has emptied it.
             self._offset = 0
-            data, self._size = self._read(0)
+            data, self._size, is_own = self._read(0)
         self._offset += len(data)
-        return data
+        return shown(data, is_own=is_own)
 
     def progress(self) -> tuple[int, int]:
         """How many bytes of the file were read, and how many it had then."""
