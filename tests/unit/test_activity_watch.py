@@ -87,6 +87,9 @@ class Watched:
             step()
             self._handle_events()
         self.watch.end()
+        for thread in threading.enumerate():
+            if thread.name == "sampler":  # It must not outlive what ``monkeypatch`` has set.
+                thread.join(30)
 
     # Steps of a story.
 

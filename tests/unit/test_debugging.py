@@ -8,6 +8,7 @@ import os
 import pty
 import queue
 import resource
+import select
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,6 +206,7 @@ def test_keys_are_read_from_a_descriptor_of_any_number_and_none_of_before_the_fi
     used = terminal.Terminal(high, high, keys.put, lambda: None)
     try:
         os.write(master, b"a password\r")
+        assert select.select([slave], [], [], 10)[0], "the kernel passes it on later"
         used.take(is_first=True)
         os.write(master, b"p x\r")
         assert keys.get(timeout=10) == b"p x\r"

@@ -170,7 +170,9 @@ os.set_blocking(2, False)
 for number in range(400):
     print("x" * 60_000, file=(sys.stdout, sys.stderr)[number % 2])
 """
-    assert set(shown_of(program)) == set("x\n")
+    shown = shown_of(program)
+    assert shown.startswith("x")
+    assert set(shown) <= set("x\n"), "without a line end where the reader has had no turn"
 
 
 def test_what_may_have_begun_a_mark_is_shown_at_the_end(shown_of: ShownOf) -> None:
