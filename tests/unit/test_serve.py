@@ -125,6 +125,9 @@ def test_no_link_leads_out_of_the_run_folder(server: _Server, base: Path, tmp_pa
     for name in ("console.log", "hang.txt", "attempt_0/0/stdout.log", "attempt_0/0/stderr.log"):
         assert ask(server, f"/{server.token}/{page}{name}")[:2] == (404, ""), name
     assert ask(server, f"/{server.token}/{page}attempt_0/1/stdout.log")[:2] == (200, "the output\n")
+    (run / "attempt_0" / "1").rename(tmp_path / "moved")
+    (run / "attempt_0" / "1").symlink_to(outside)
+    assert ask(server, f"/{server.token}/{page}attempt_0/1/stdout.log")[:2] == (404, ""), "since the page was made"
 
 
 def test_a_page_or_file_of_one_run_reads_no_report_of_the_others(

@@ -57,7 +57,7 @@ def run_links(files: RunFiles) -> list[tuple[str, str]]:
     return [
         (path.name if folder == files.folder else f"{folder.name}/{path.name}", _address(files.folder, path))
         for folder, path in found
-        if _is_file_in(files.folder, path)
+        if is_file_in(files.folder, path)
     ]
 
 
@@ -79,7 +79,7 @@ def of_worker(files: RunFiles, host: str, attempt: int, local_rank: int) -> list
     """The log files of a worker, as far as they are here."""
     folders = (folder / part for folder in _of_host(files, host) for part in _parts(host, attempt, local_rank))
     folder = next(filter(os.path.isdir, folders), None)
-    paths = [folder / name for name in _STREAMS if _is_file_in(files.folder, folder / name)] if folder else []
+    paths = [folder / name for name in _STREAMS if is_file_in(files.folder, folder / name)] if folder else []
     return [(path.stem, _address(files.folder, path)) for path in paths]
 
 
@@ -98,7 +98,7 @@ def _parts(host: str, attempt: int, local_rank: int) -> Iterator[str]:
     yield own
 
 
-def _is_file_in(folder: Path, path: Path) -> bool:
+def is_file_in(folder: Path, path: Path) -> bool:
     """Whether this is a file in the run folder: a job may have put a link to another one in its place."""
     return os.path.isfile(path) and os.path.realpath(path).startswith(f"{os.path.realpath(folder)}/")
 

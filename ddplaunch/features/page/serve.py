@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.features.come_back import past_runs
-from ddplaunch.features.page import render
+from ddplaunch.features.page import output, render
 from ddplaunch.features.page.reading import last_part
 from ddplaunch.features.runs import run_folders
 
@@ -152,8 +152,9 @@ class _Server(ThreadingHTTPServer):
         text = self._page_of(folder)
         if not file:
             return _HTML, _bytes(text)
-        # No other name is ever joined to a path.
-        return (_TEXT, _last_part(folder / _file_name(file))) if file in _links(text) else None
+        # No other name is ever joined to a path. The page may be older than what is there now.
+        path = folder / _file_name(file) if file in _links(text) else None
+        return (_TEXT, _last_part(path)) if path and output.is_file_in(folder, path) else None
 
     def _index(self) -> str:
         runs = past_runs.found(self.log_dir)[:_MAX_LISTED]
