@@ -18,13 +18,16 @@ _TEXT_OF = {
     "ConnectFailed": 1,
     "HostFailure": 2,
     "Notice": 0,
+    "StartNotice": 1,
 }
-"""What gets a text, and as which argument. Of a Notice only a warning counts."""
+"""What gets a text, and as which argument. Of notices only warnings count."""
 
 _REASONS = {"RuntimeError": 0, "on_lost": 1, "count_as_lost": 1}
 """The same, in the modules that find the rendezvous and lose nodes."""
 
 _WITH_REASONS = ("rendezvous/connect.py", "launcher/pings.py", "launcher/lost_nodes.py")
+
+_YIELD_WARNINGS = ("cluster/scheduler_checks.py", "features/slurm/reader.py")
 
 _COMMANDS = ("check", "come_back", "functions", "page", "plan", "ps", "runs")
 _NOT_OF_RUNS = (
@@ -42,21 +45,29 @@ def of_runs() -> set[str]:
     for path in _PACKAGE.rglob("*.py"):
         name = str(path.relative_to(_PACKAGE))
         if not name.startswith(_NOT_OF_RUNS):
-            found.update(
-                _of_module(ast.parse(path.read_text()), _TEXT_OF | (_REASONS if name in _WITH_REASONS else {}))
-            )
+            text_of = _TEXT_OF | (_REASONS if name in _WITH_REASONS else {})
+            found.update(_of_module(ast.parse(path.read_text()), text_of, has_yields=name in _YIELD_WARNINGS))
     return {text for text in found if len(re.findall("[A-Za-z]{2,}", text)) > 1}
 
 
-def _of_module(tree: ast.Module, text_of: dict[str, int]) -> Iterator[str]:
+def _of_module(tree: ast.Module, text_of: dict[str, int], *, has_yields: bool) -> Iterator[str]:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             assigned = _assigned(function)
-            for call in ast.walk(function):
-                name = _name(call.func) if isinstance(call, ast.Call) else ""
-                if isinstance(call, ast.Call) and name in text_of and len(call.args) > text_of[name]:
-                    shown = map(_shown, _texts(call.args[text_of[name]], assigned))
-                    yield from (text for text in shown if name != "Notice" or text.startswith("warning: "))
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call):
+                    yield from _of_call(node, text_of, assigned)
+                elif has_yields and isinstance(node, ast.Yield) and node.value:
+                    yield from map(_shown, _texts(node.value, assigned))
+
+
+def _of_call(call: ast.Call, text_of: dict[str, int], assigned: dict[str, list[ast.expr]]) -> Iterator[str]:
+    name = _name(call.func)
+    if name in text_of and len(call.args) > text_of[name]:
+        is_warning = name == "StartNotice" and ast.unparse(call.args[0]) == "'warning'"
+        for text in map(_shown, _texts(call.args[text_of[name]], assigned)):
+            if is_warning or not name.endswith("Notice") or text.startswith("warning: "):
+                yield text
 
 
 def _name(function: ast.expr) -> str:
