@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import children, command_line, wait_until
-from tests.support.runs import Finished, Running, meeting, start
+from tests.support.runs import TIMEOUT_S, Finished, Running, meeting, start
 
 NODE_NOT_READY, NODE_LOST = 82, 84
 
@@ -35,9 +35,11 @@ def nodes(tmp_path: Path, *options: str, odd: int = -1, env: dict[str, str] | No
 
 
 def kill_helper(node: Running, name: str, *earlier: int) -> int:
+    """A member starts once two nodes have imported torch at the same time."""
     agent = node.agent_pid()
     found = wait_until(
-        lambda: [p for p in children(agent) if command_line(p).startswith(f"ddplaunch {name}") and p not in earlier]
+        lambda: [p for p in children(agent) if command_line(p).startswith(f"ddplaunch {name}") and p not in earlier],
+        TIMEOUT_S,
     )
     os.kill(found[0], signal.SIGKILL)
     return found[0]

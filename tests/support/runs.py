@@ -124,15 +124,18 @@ class Running:
 
     def agent_pid(self) -> int:
         """The launcher's only child."""
-        return wait_until(lambda: children(self.pid))[0]
+        return wait_until(lambda: children(self.pid), TIMEOUT_S)[0]
 
     def forkserver_pid(self) -> int:
-        agent = self.agent_pid()
-        return wait_until(lambda: [p for p in children(agent) if command_line(p).startswith("ddplaunch forkserver")])[0]
+        return self._child_of_agent("forkserver")
 
     def store_pid(self) -> int:
+        return self._child_of_agent("store")
+
+    def _child_of_agent(self, name: str) -> int:
         agent = self.agent_pid()
-        return wait_until(lambda: [p for p in children(agent) if command_line(p).startswith("ddplaunch store")])[0]
+        is_meant = lambda pid: command_line(pid).startswith(f"ddplaunch {name}")  # noqa: E731
+        return wait_until(lambda: [*filter(is_meant, children(agent))], TIMEOUT_S)[0]
 
     def finish(self, timeout_s: float = TIMEOUT_S) -> Finished:
         """Wait for the end."""
