@@ -73,8 +73,8 @@ def test_records_are_checked_when_decoded(value: bytes, bad: bytes) -> None:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    """A worker without output that sleeps, with a child that burns its CPU and writes 1 MB."""
-    child = "import os,time\nos.write(os.open('/dev/null', os.O_WRONLY), bytes(1 << 20))\nwhile True: pass"
+    """A worker without output that sleeps, with a child that burns its CPU and writes."""
+    child = "import os\nfd, data = os.open('/dev/null', os.O_WRONLY), bytes(1 << 20)\nwhile True: os.write(fd, data)"
     script = f"import subprocess,sys\nsubprocess.run([sys.executable, '-S', '-c', {child!r}])"
     process = subprocess.Popen([os.sys.executable, "-S", "-c", script], start_new_session=True)
     yield Worker(5, 0, None, pid=process.pid, started_at=time.monotonic())
@@ -86,13 +86,14 @@ def test_a_sample_has_the_worker_and_its_children(worker: Worker) -> None:
     sampler = UsageSampler([worker], None, DiskUse("/"))
     files = ProcessFiles(worker.pid)
 
-    def is_busy() -> bool:
-        """The child has written: its start alone may take more than 0.05 s of CPU."""
+    def used() -> tuple[float, int]:
+        """CPU seconds of the children, and bytes written."""
         own = files.own()
         tree = files.tree(own) if own else None
-        return bool(tree) and tree.children_cpu_s > 0.05 and (tree.written_bytes or 0) >= 1 << 20
+        return (tree.children_cpu_s, tree.written_bytes or 0) if tree else (0.0, 0)
 
-    wait_until(is_busy)
+    before = used()  # The child may have written already when the sampler has read its counters first.
+    wait_until(lambda: all(now > then + least for now, then, least in zip(used(), before, (0.05, 0), strict=True)))
     own = sampler.sample(time.monotonic())
     (found,) = sampler.with_children([own])
     assert own.values["w.cpu"][0] is not None
