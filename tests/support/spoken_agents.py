@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import random
+import threading
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -36,13 +37,16 @@ Answer = Callable[["SpokenHandle", object], None]
 
 
 class SpokenHandle(AgentHandle):
-    """An agent that says what ``answer`` makes of the records that it gets; the main thread calls all methods."""
+    """An agent that says what ``answer`` makes of the records that it gets.
+
+    The main thread calls all methods, and that of the pings ``send``: one record is answered after the other.
+    """
 
     def __init__(self, name: str, post: Post, output: WriteOutput, answer: Answer) -> None:
         super().__init__(f"on {name}", post, output)
         self.heard: list[object] = []
         self.is_closed = False
-        self._answer = answer
+        self._answer, self._answering = answer, threading.RLock()
 
     def say(self, *records: object) -> None:
         """As ``hear``, for records that can be sent."""
@@ -60,9 +64,10 @@ class SpokenHandle(AgentHandle):
             self._post(ChannelClosed())
 
     def send(self, record: object) -> None:
-        self.heard.append(record)
-        if not self.is_closed:
-            self._answer(self, record)
+        with self._answering:
+            self.heard.append(record)
+            if not self.is_closed:
+                self._answer(self, record)
 
     def end_input(self) -> None:
         self.end()
