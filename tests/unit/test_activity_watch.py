@@ -87,6 +87,7 @@ class Watched:
             step()
             self._handle_events()
         self.watch.end()
+        self._handle_events()  # No thread outlasts the test, and its samples.
         for thread in threading.enumerate():
             if thread.name == "sampler":  # It must not outlive what ``monkeypatch`` has set.
                 thread.join(30)

@@ -26,6 +26,7 @@ def test_an_unknown_transport_is_refused() -> None:
         setup.transport_for(config, "tag", discard_output, lambda _: None)
 
 
+@pytest.mark.features
 def test_the_help_names_three_transports_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transports.choice() == "ssh, or srun in a SLURM job"
     pods = TransportRow(name="pods", code="", way="", keeps_warm=False, where="to pods")
