@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import peak_mb, wait_until
+from tests.support.processes import peak_mb, resident_kb, wait_until
 from tests.support.runs import PROGRAMS, Finished, run, start
 from tests.support.screen import Screen
 
@@ -143,6 +143,25 @@ def test_lines_of_many_megabytes_do_not_fill_the_memory(tmp_path: Path) -> None:
         shown = console.count(str(rank).encode()) - console.count(prefix)
         # On a machine that is far too busy the console may fall behind; then that is said, and the file has all.
         assert shown == nbytes - 1 or "lines not shown" in finished.err or b"lines not shown" in console
+
+
+def test_many_lines_leave_nothing_in_the_memory(tmp_path: Path) -> None:
+    """From 20,000 lines to 220,000: 20 bytes kept of each would be 4 MB."""
+    more, end = tmp_path / "more", tmp_path / "end"
+    with open(tmp_path / "out", "wb") as out:
+        running = start(*ALONE, WRITE, "lines:20000", f"until:{more}", "lines:200000", f"until:{end}", stdout=out)
+        pids, console = (running.pid, running.agent_pid()), tmp_path / "out"
+
+        def used(count: int) -> list[int]:
+            """Once so many lines are shown, or it is said that some are not: see above."""
+            wait_until(lambda: (shown := console.read_bytes()).count(b"\n") >= count or b"not shown" in shown, 60)
+            return [*map(resident_kb, pids)]
+
+        early = used(20_000)
+        more.touch()
+        assert [now - before < 4_000 for now, before in zip(used(220_000), early, strict=True)] == [True, True]
+        end.touch()
+        assert running.finish().returncode == 0
 
 
 # In time.

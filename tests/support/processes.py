@@ -130,5 +130,14 @@ def _in_mask(pid: int, name: str, signum: int) -> bool:
 
 def peak_mb(pid: int) -> int:
     """The most memory this process has had at once."""
+    return _memory_kb(pid, "VmHWM:") // 1024
+
+
+def resident_kb(pid: int) -> int:
+    """The memory that this process has now."""
+    return _memory_kb(pid, "VmRSS:")
+
+
+def _memory_kb(pid: int, name: str) -> int:
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) // 1024
+    return int(next(line for line in status if line.startswith(name)).split()[1])

@@ -1,8 +1,9 @@
 """Does what its arguments say, in order, and exits with 0.
 
 ``out:TEXT`` and ``err:TEXT`` write the text at once, with Python's escapes and a byte per character (``\\xff``);
-``big:N`` writes a line of N bytes to stdout; ``ask:`` reads a line of stdin and writes it back; ``tty:`` prints which
-of stdin, stdout and stderr are terminals; ``until:PATH`` waits for that file. ``1/out:TEXT`` is for rank 1 alone.
+``big:N`` writes a line of N bytes to stdout, ``lines:N`` N lines; ``ask:`` reads a line of stdin and writes it back;
+``tty:`` prints which of stdin, stdout and stderr are terminals; ``until:PATH`` waits for that file. ``1/out:TEXT`` is
+for rank 1 alone.
 """
 
 import os
@@ -20,6 +21,9 @@ def do(what: str, text: str) -> None:
         write(1 if what == "out" else 2, text.encode("latin-1").decode("unicode_escape").encode("latin-1"))
     elif what == "big":
         write(1, (os.environ["RANK"] * (int(text) - 1) + "\n").encode())
+    elif what == "lines":
+        for number in range(int(text)):
+            print(number, "x" * 60)
     elif what == "ask":
         print(f"got {sys.stdin.readline()!r}", flush=True)
     elif what == "tty":
