@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import resource
 import signal
@@ -35,6 +36,7 @@ _VANISH_S = 15.0
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of this process that start another one."""
 
+_COLLECT_AFTER = gc.get_threshold()
 _started = 0
 
 # Machines are shared and noisy: no example is timed. Each run draws others, so half of the usual number is enough.
@@ -175,6 +177,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if os.environ.get("CI") == "true" and call.excinfo and call.excinfo.errisinstance(pytest.skip.Exception):
         error = AssertionError(f"skipped on CI: {call.excinfo.value}").with_traceback(call.excinfo.tb)
         call.excinfo = pytest.ExceptionInfo.from_exception(error)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Collecting makes many objects and no garbage: to look for some takes a third of its time, in each process."""
+    gc.set_threshold(20_000)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.set_threshold(*_COLLECT_AFTER)
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
