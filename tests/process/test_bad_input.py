@@ -19,7 +19,6 @@ from tests.support.processes import command_line
 from tests.support.runs import PROGRAMS, Finished, command, environment, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
-SPAWN = ("--start-method", "spawn")
 
 USAGE = 2
 NOT_READY = 82
@@ -164,7 +163,7 @@ def test_an_address_that_is_not_this_machines_is_told(address: str) -> None:
 
 
 def test_two_runs_at_once_with_the_same_options_do_not_touch_each_other() -> None:
-    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--rdzv-id", "twin")
+    options = ("--nproc-per-node", "2", "--rdzv-id", "twin")
     runs = [start(*options, PROGRAMS / "print_signals.py") for _ in range(2)]
     for running in runs:
         running.wait_for(r"ready \(pid", 2)
@@ -201,7 +200,7 @@ ERROR_FILES = {
 
 def test_bad_error_files_are_told_of_and_break_nothing() -> None:
     """torchrun: errors_api_test 1."""
-    options = (*SPAWN, "--max-restarts", str(len(ERROR_FILES) - 1))
+    options = ("--max-restarts", str(len(ERROR_FILES) - 1))
     finished = run(*options, PROGRAMS / "leave_error_file.py", ",".join(ERROR_FILES))
     assert finished.returncode == 3, finished.err
     for attempt, (kind, message) in zip(finished.report["attempts"], ERROR_FILES.items(), strict=True):
@@ -216,14 +215,14 @@ def test_bad_error_files_are_told_of_and_break_nothing() -> None:
 
 def test_an_error_file_that_cannot_be_read_is_told_of() -> None:
     under = BY_NOBODY if os.getuid() == 0 else ()
-    finished = run(*SPAWN, PROGRAMS / "leave_error_file.py", "unreadable", under=under)
+    finished = run(PROGRAMS / "leave_error_file.py", "unreadable", under=under)
     assert finished.returncode == 3
     assert finished.report["first_failure"]["error"] is None
     assert "Permission denied" in finished.err
 
 
 def test_very_much_said_by_very_many_is_cut_and_the_first_failure_is_kept() -> None:
-    finished = run(*SPAWN, "--nproc-per-node", "12", PROGRAMS / "leave_error_file.py", "large")
+    finished = run("--nproc-per-node", "12", PROGRAMS / "leave_error_file.py", "large")
     # The first may be told to stop on its way out, because of the second: then its exception counts, as 1.
     assert finished.returncode in (3, 1), finished.err[-2000:]
     exits = finished.report["attempts"][0]["exits"]
@@ -327,7 +326,7 @@ def test_a_low_soft_limit_of_open_files_is_raised_for_us_and_not_for_the_workers
 @pytest.mark.parametrize("limit", [6, 11])
 def test_few_open_files_never_show_a_traceback(limit: int) -> None:
     finished = run(
-        *("-v", *SPAWN, "--nproc-per-node", "2", EXIT_WITH, "*=code:0"),
+        *("-v", "--nproc-per-node", "2", EXIT_WITH, "*=code:0"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
     )
     assert finished.returncode in (0, NOT_READY, NODE_LOST), finished.err
@@ -337,7 +336,7 @@ def test_few_open_files_never_show_a_traceback(limit: int) -> None:
 @pytest.mark.parametrize("limit", [2, 7])
 def test_few_processes_end_in_a_message(limit: int) -> None:
     with limited("pids", max=limit) as folder:
-        finished = run(*SPAWN, "--nproc-per-node", "4", EXIT_WITH, "*=code:0", under=inside(folder))
+        finished = run("--nproc-per-node", "4", EXIT_WITH, "*=code:0", under=inside(folder))
     assert finished.returncode in (NOT_READY, NODE_LOST), finished.err
     assert "bug in ddplaunch" not in finished.err
     assert "Traceback" not in finished.err

@@ -25,11 +25,11 @@ def dumped(folder: Path) -> list[dict[str, Any]]:
 
 
 def environs(*options: str, folder: Path, env: dict[str, str] | None = None) -> list[dict[str, str]]:
-    """The environments of the workers of one run, by rank; exec'd ones, which are the faster to start."""
+    """The environments of the workers of one run, by rank."""
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    finished = run("--start-method", "spawn", *options, DUMP, folder, env=env)
+    finished = run(*options, DUMP, folder, env=env)
     assert finished.returncode == 0, finished.err
     return [seen["environ"] for seen in dumped(folder)]
 
@@ -71,7 +71,7 @@ def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None
 
 def test_only_the_cpus_the_node_may_use_are_counted(tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
-    options = ("--start-method", "spawn", "--nproc-per-node", "2")
+    options = ("--nproc-per-node", "2")
     finished = run(*options, DUMP, tmp_path, under=("taskset", "-c", str(cpu)))
     assert finished.returncode == 0, finished.err
     assert [(seen["cpus"], seen["environ"]["OMP_NUM_THREADS"]) for seen in dumped(tmp_path)] == [(1, "1")] * 2

@@ -14,7 +14,7 @@ from tests.support.runs import PROGRAMS, Finished, run
 
 FLOOD, WRITE, EXIT_WITH = PROGRAMS / "flood.py", PROGRAMS / "write.py", PROGRAMS / "exit_with.py"
 BARE = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| "}
-SPAWN = ("--start-method", "spawn", "--nproc-per-node", "2")
+TWO = ("--nproc-per-node", "2")
 FILL = '{ head -c 2000000 /dev/zero >"$0/zeros" 2>&1 || :; } 2>&-'
 
 
@@ -69,7 +69,7 @@ def test_a_disk_that_fills_up_stops_nothing_and_is_told_once(disk: Disk) -> None
 
 
 def test_a_disk_that_is_full_from_the_start_stops_nothing(disk: Disk) -> None:
-    finished = disk.run("size=1m", *SPAWN, FLOOD, "1000", "100", prepare=FILL)
+    finished = disk.run("size=1m", *TWO, FLOOD, "1000", "100", prepare=FILL)
     assert finished.returncode == 0
     assert len(warnings(finished)) == 1
     assert "No space left on device" in warnings(finished)[0]
@@ -82,7 +82,7 @@ def test_a_disk_that_is_full_from_the_start_stops_nothing(disk: Disk) -> None:
     ids=["no inode left", "read-only"],
 )
 def test_a_folder_in_which_nothing_can_be_made_is_told_once(disk: Disk, options: str, reason: str) -> None:
-    finished = disk.run(options, *SPAWN, WRITE, r"out:a\n")
+    finished = disk.run(options, *TWO, WRITE, r"out:a\n")
     assert finished.returncode == 0
     assert sorted(finished.out.splitlines()) == ["0| a", "1| a"]
     complaints = [line for line in warnings(finished) if reason in line]
@@ -91,7 +91,7 @@ def test_a_folder_in_which_nothing_can_be_made_is_told_once(disk: Disk, options:
 
 def test_room_for_the_runs_folder_alone_is_told_once(disk: Disk) -> None:
     """Seven inodes: root, run, lock, run.json, console.log, attempt and the first worker's folder."""
-    finished = disk.run("size=1m,nr_inodes=7", *SPAWN, WRITE, r"out:a\n")
+    finished = disk.run("size=1m,nr_inodes=7", *TWO, WRITE, r"out:a\n")
     assert finished.returncode == 0
     assert len(warnings(finished)) == 1
     assert sorted(finished.out.splitlines()) == ["0| a", "1| a"]
@@ -102,7 +102,7 @@ def test_a_folder_that_may_not_be_written_to_is_told_once(tmp_path: Path) -> Non
     folder.mkdir(mode=0o500)
     # Root without the right to pass over permissions.
     under = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
-    finished = run(*SPAWN, "--log-dir", folder, WRITE, r"out:a\n", env=BARE, under=under)
+    finished = run(*TWO, "--log-dir", folder, WRITE, r"out:a\n", env=BARE, under=under)
     assert finished.returncode == 0
     assert sorted(finished.out.splitlines()) == ["0| a", "1| a"]
     assert [line for line in warnings(finished) if "ermission" in line] == [

@@ -271,8 +271,8 @@ def log(finished: Finished, attempt: int, local_rank: int, stream: str) -> str:
 def test_a_script_is_read_as_python_reads_it(name: str, tmp_path: Path) -> None:
     script = tmp_path / name
     script.write_bytes({**SOURCES, **BAD_SOURCES}[name])
-    # The bootstrap is the same under both start methods; spawn is the faster here.
-    finished = run("--start-method", "spawn", "--nproc-per-node", "1", script)
+    # The bootstrap is the same under both start methods.
+    finished = run("--nproc-per-node", "1", script)
     done = plain(script, env=dict(os.environ))
     first = finished.report["first_failure"]
     assert (first["returncode"] if first else 0) == done.returncode == (1 if name in BAD_SOURCES else 0)
@@ -400,7 +400,7 @@ def test_nothing_of_a_library_is_taken_apart_at_the_end_of_a_fork(start_method: 
 def test_an_exception_with_a_huge_text_is_recorded(tmp_path: Path) -> None:
     script = tmp_path / "huge.py"
     script.write_text("import os\nos.close(2)\nraise ValueError('missing keys: ' + 'key, ' * 2_000_000)\n")
-    finished = run("--start-method", "spawn", "--nproc-per-node", "1", script)
+    finished = run("--nproc-per-node", "1", script)
     error = finished.report["first_failure"]["error"]
     assert error["message"].startswith("ValueError: missing keys: key, key")
 

@@ -49,7 +49,7 @@ def while_restarting(running: Running) -> None:
 
 
 PHASES = [while_importing, while_running, while_stopping, while_restarting]
-BOTH_WAYS = [*(("spawn", phase) for phase in PHASES[1:]), *(("forkserver", phase) for phase in PHASES[:2])]
+BOTH_WAYS = [*(("forkserver", phase) for phase in PHASES), ("spawn", while_running)]
 """Exec'd workers import for themselves; how a stop or a restart goes on does not depend on how a worker was started."""
 
 
@@ -186,9 +186,7 @@ def test_a_launcher_killed_at_any_moment_leaves_nothing() -> None:
     moments = random.Random(seed)
     for _ in range(8):
         ends = ",".join(["code:1"] * 3)
-        running = start(
-            *("--start-method", "spawn", "--nproc-per-node", "2", "--max-restarts", "2", EXIT_WITH, f"0={ends}")
-        )
+        running = start(*("--nproc-per-node", "2", "--max-restarts", "2", EXIT_WITH, f"0={ends}"))
         time.sleep(moments.uniform(0, 0.6))
         running.signal(signal.SIGKILL)
         running.finish()

@@ -22,11 +22,8 @@ from tests.support.runs import PROGRAMS, Finished, run, start
 from tests.support.screen import Screen
 
 WRITE, FLOOD, EXIT_WITH = PROGRAMS / "write.py", PROGRAMS / "flood.py", PROGRAMS / "exit_with.py"
-SPAWN = ("--start-method", "spawn")
-"""Where it does not matter how workers start: nothing then imports torch."""
-
-TWO = (*SPAWN, "--nproc-per-node", "2")
-ALONE = (*SPAWN, "--nproc-per-node", "1")
+TWO = ("--nproc-per-node", "2")
+ALONE = ("--nproc-per-node", "1")
 BARE = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| "}
 """A prefix that does not hold this machine's name."""
 
@@ -196,7 +193,7 @@ def test_masks_and_filters_choose_what_the_console_shows_and_files_have_it_all(
     options: tuple[str, ...], out: str, err: str
 ) -> None:
     """torchrun: multiprocessing_api_test 10; tail_log_test 3."""
-    finished = run(*SPAWN, "--nproc-per-node", "3", *options, WRITE, r"out:O\n", r"err:E\n", env=BARE)
+    finished = run("--nproc-per-node", "3", *options, WRITE, r"out:O\n", r"err:E\n", env=BARE)
     assert finished.returncode == 0
     assert sorted(re.findall(r"^(\d)\| O$", finished.out, re.MULTILINE)) == out.split()
     assert sorted(re.findall(r"^(\d)\| E$", finished.err, re.MULTILINE)) == err.split()

@@ -59,7 +59,7 @@ def test_data_loader_workers_do_not_outlive_their_rank() -> None:
 
 
 def test_what_a_rank_left_in_its_group_goes_with_it_while_others_run() -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", PROGRAMS / "leave_child.py")
+    running = start("--nproc-per-node", "2", PROGRAMS / "leave_child.py")
     pid = int(running.wait_for(r"left child \(pid: (\d+)\)")[0][1])
     wait_until(lambda: not is_alive(pid))
     assert running.process.poll() is None
@@ -68,7 +68,7 @@ def test_what_a_rank_left_in_its_group_goes_with_it_while_others_run() -> None:
 
 
 def test_a_child_that_holds_stdout_does_not_hold_up_the_end() -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "1", ESCAPE, "code:0")
+    running = start("--nproc-per-node", "1", ESCAPE, "code:0")
     finished = running.finish(20)
     assert finished.returncode == 0
     assert_gone(finished, len(KINDS) - 1)
@@ -79,7 +79,7 @@ def test_a_daemon_that_forks_and_exits_again_and_again_is_caught(tmp_path: Path)
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(reader, "rb", buffering=0) as held:
-        finished = run("--start-method", "spawn", "--nproc-per-node", "1", PROGRAMS / "fork_on.py", fifo)
+        finished = run("--nproc-per-node", "1", PROGRAMS / "fork_on.py", fifo)
         assert finished.returncode == 0, finished.err
         assert "ready" in finished.out
         assert held.read(1) == b"", "somebody still holds it"

@@ -57,7 +57,7 @@ def test_each_attempt_has_its_number_its_store_and_its_logs() -> None:
 
 def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
     """torchrun: agent_api_test 6; local_elastic_agent_test 11; errors_api_test 6."""
-    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--max-restarts", "2")
+    options = ("--nproc-per-node", "2", "--max-restarts", "2")
     finished = run(*options, EXIT_WITH, "0=code:3,code:4,code:5,code:0")
     assert finished.returncode == 5
     assert not list(finished.run_dir.rglob("error.json")), "sys.exit is no exception"
@@ -70,7 +70,7 @@ def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
 
 def test_a_job_that_succeeds_is_not_started_again() -> None:
     """torchrun: agent_api_test 4."""
-    finished = run("--start-method", "spawn", "--max-restarts", "3", EXIT_WITH, "0=code:0")
+    finished = run("--max-restarts", "3", EXIT_WITH, "0=code:0")
     assert (finished.returncode, len(finished.report["attempts"])) == (0, 1)
 
 
@@ -100,13 +100,13 @@ def test_a_job_that_fails_alike_three_times_in_a_row_is_not_started_again() -> N
 
 
 def test_as_few_as_two_restarts_are_used_whatever_the_failure_is() -> None:
-    finished = run("--start-method", "spawn", "--max-restarts", "2", EXIT_WITH, "0=raise:a,raise:a,raise:a")
+    finished = run("--max-restarts", "2", EXIT_WITH, "0=raise:a,raise:a,raise:a")
     assert len(finished.report["attempts"]) == 3
     assert "\nnot restarted: 2 of 2 restarts used\n" in finished.err
 
 
 def test_who_wants_no_restarts_hears_nothing_of_them() -> None:
-    finished = run("--start-method", "spawn", EXIT_WITH, "0=code:3")
+    finished = run(EXIT_WITH, "0=code:3")
     assert "not restarted" not in finished.err
     assert finished.report["attempts"][0]["decision"] == "not restarted: --max-restarts is 0"
 
@@ -143,7 +143,7 @@ def test_a_node_that_only_lost_its_peer_does_not_hide_the_failure_of_the_other(t
 def test_a_stop_between_two_attempts_is_not_lost() -> None:
     codes = ",".join(["code:1"] * 400)
     for _ in range(2):
-        running = start("--start-method", "spawn", "--max-restarts", "399", EXIT_WITH, f"0={codes}")
+        running = start("--max-restarts", "399", EXIT_WITH, f"0={codes}")
         running.wait_for("restart 4 of 399")
         running.signal(signal.SIGINT)
         finished = running.finish()

@@ -131,7 +131,7 @@ def test_a_pipe_nobody_reads_blocks_no_worker_and_no_signal_and_fills_no_memory(
 
 
 def test_a_pipe_that_is_read_late_gets_all_that_was_kept_and_the_count_of_the_rest(tmp_path: Path, pipe: Pipe) -> None:
-    running = start_on(pipe, *flood(tmp_path, "--start-method", "spawn"))
+    running = start_on(pipe, *flood(tmp_path))
     wait_for_all_printed(tmp_path)
     worker_pids(tmp_path)
     pipe.start_reading()
@@ -143,7 +143,7 @@ def test_a_pipe_that_is_read_late_gets_all_that_was_kept_and_the_count_of_the_re
 
 
 def test_ctrl_s_stops_the_screen_and_nothing_else_and_ctrl_q_goes_on(screen: Screen, tmp_path: Path) -> None:
-    running = screen.start(*flood(tmp_path, "--start-method", "spawn"), env=PLAIN)
+    running = screen.start(*flood(tmp_path), env=PLAIN)
     screen.wait_for(b"0:00000000")
     screen.type(CTRL_S)
     wait_for_all_printed(tmp_path)
@@ -156,7 +156,7 @@ def test_ctrl_s_stops_the_screen_and_nothing_else_and_ctrl_q_goes_on(screen: Scr
 
 
 def test_ctrl_c_works_at_once_on_a_stopped_screen(screen: Screen, tmp_path: Path) -> None:
-    running = screen.start(*flood(tmp_path, "--start-method", "spawn"), env=PLAIN)
+    running = screen.start(*flood(tmp_path), env=PLAIN)
     screen.wait_for(b"0:00000000")
     screen.type(CTRL_S)
     wait_for_all_printed(tmp_path)
@@ -169,7 +169,7 @@ def test_ctrl_c_works_at_once_on_a_stopped_screen(screen: Screen, tmp_path: Path
 
 @pytest.mark.slow
 def test_the_end_is_told_on_stderr_when_nobody_reads_stdout(tmp_path: Path, pipe: Pipe) -> None:
-    options = ("--nproc-per-node", "2", "--start-method", "spawn", "--log-dir", tmp_path, "--rdzv-id", "job")
+    options = ("--nproc-per-node", "2", "--log-dir", tmp_path, "--rdzv-id", "job")
     started = time.monotonic()
     finished = run(*options, FLOOD, "20000", "200", env=PLAIN, stdout=pipe.writer)
     os.close(pipe.writer)
@@ -186,7 +186,7 @@ def test_the_end_is_told_on_stderr_when_nobody_reads_stdout(tmp_path: Path, pipe
 def test_a_stopped_launcher_blocks_no_worker_and_goes_on_where_it_stopped(tmp_path: Path, pipe: Pipe) -> None:
     """Ctrl-Z on the launcher: the agent keeps what fits and counts the rest."""
     pipe.start_reading()
-    running = start_on(pipe, *flood(tmp_path, "--start-method", "spawn"))
+    running = start_on(pipe, *flood(tmp_path))
     logs = tmp_path / "job" / "attempt_0"
     wait_until(lambda: sum(log.stat().st_size for log in logs.glob("*/stdout.log")), 60)
     agent = running.agent_pid()
@@ -203,7 +203,7 @@ def test_a_stopped_launcher_blocks_no_worker_and_goes_on_where_it_stopped(tmp_pa
 def test_a_terminal_that_hangs_holds_up_no_lone_workers_log(tmp_path: Path) -> None:
     """A lone worker on a pipe is served as all others are."""
     pipe = Pipe()
-    options = ("--nproc-per-node", "1", "--start-method", "spawn", "--log-dir", tmp_path, "--rdzv-id", "job")
+    options = ("--nproc-per-node", "1", "--log-dir", tmp_path, "--rdzv-id", "job")
     running = start_on(pipe, *options, FLOOD, "100000", "200", tmp_path / "printed.{rank}")
     wait_until(lambda: (tmp_path / "printed.0").exists(), 60)
     pipe.start_reading()

@@ -48,7 +48,7 @@ def assert_stopped(finished: Finished, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("start_method", "name"),
-    [*(("spawn", name) for name in STOPS), ("forkserver", "SIGINT")],
+    [*(("forkserver", name) for name in STOPS), ("spawn", "SIGINT")],
 )
 def test_each_stop_signal_reaches_every_worker_once_and_ends_the_run(start_method: str, name: str) -> None:
     """torchrun: launcher_api_test 4, 6; agent_api_test 11; multiprocessing_api_test 14, 15."""
@@ -90,9 +90,9 @@ PHASES = (when_launcher_listens, when_torch_is_imported, when_workers_start, whe
 @pytest.mark.parametrize(
     ("start_method", "phase"),
     [
-        *(("spawn", phase) for phase in PHASES if phase is not when_workers_run),
-        ("forkserver", when_torch_is_imported),
-        ("forkserver", when_workers_start),
+        *(("forkserver", phase) for phase in PHASES if phase is not when_workers_run),
+        ("spawn", when_torch_is_imported),
+        ("spawn", when_workers_start),
     ],
 )
 def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[Running], None]) -> None:
@@ -110,7 +110,7 @@ def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[
     ("phase", "times"), [*((phase, 3) for phase in PHASES if phase is not when_workers_start), (when_workers_run, 2)]
 )
 def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], None], times: int) -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "600", IGNORE)
+    running = start("--nproc-per-node", "2", "--shutdown-timeout", "600", IGNORE)
     phase(running)
     for count in range(1, times + 1):
         running.signal_again(signal.SIGTERM)
@@ -124,7 +124,7 @@ def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], Non
 
 def test_workers_that_ignore_the_signal_and_their_children_are_killed_after_the_grace() -> None:
     """torchrun: shutdown_timeout_test 3."""
-    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "1")
+    options = ("--nproc-per-node", "2", "--shutdown-timeout", "1")
     running = start(*options, IGNORE)
     running.wait_for(r"(ready|child) \(pid", 4)
     asked_s = time.monotonic()
@@ -147,7 +147,7 @@ def test_a_worker_that_ignores_ctrl_c_is_stopped_by_sigterm_at_once(tmp_path: Pa
 
 
 def test_repeated_signals_reach_a_worker_that_tidies_up_only_once() -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS, "60")
+    running = start("--nproc-per-node", "2", PRINT_SIGNALS, "60")
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGINT)
     running.wait_for("got SIGINT", 2)
@@ -160,7 +160,7 @@ def test_repeated_signals_reach_a_worker_that_tidies_up_only_once() -> None:
 
 def test_signals_of_one_moment_are_one() -> None:
     """A scheduler may send several. The launcher is frozen meanwhile, so that it reads them together."""
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
+    running = start("--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
     running.wait_for(r"ready \(pid", 2)
     for signum in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
         running.signal(signum)
@@ -174,7 +174,7 @@ def test_signals_of_one_moment_are_one() -> None:
 
 def test_signals_to_every_process_of_a_run_leave_the_workers_their_store() -> None:
     """They may need it to save. Some configurations of SLURM, and systemd, signal each process."""
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
+    running = start("--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
     running.wait_for(r"ready \(pid", 2)
     store = running.store_pid()
     wait_until(lambda: all(ignores(store, number(name)) for name in (*STOPS, "SIGUSR1", "SIGUSR2")))
@@ -184,18 +184,18 @@ def test_signals_to_every_process_of_a_run_leave_the_workers_their_store() -> No
 
 def test_the_grace_holds_when_another_rank_has_failed_too() -> None:
     script = PROGRAMS / "tidy_up.py"
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "20", script, "1.5")
+    running = start("--nproc-per-node", "2", "--shutdown-timeout", "20", script, "1.5")
     finished = running.finish()
     assert finished.returncode == 4
     assert "tidied up" in finished.out
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "0.5", script, "60")
+    running = start("--nproc-per-node", "2", "--shutdown-timeout", "0.5", script, "60")
     finished = running.finish(20)
     assert finished.returncode == 4
     assert "tidied up" not in finished.out
 
 
 def test_a_worker_that_is_stopped_is_continued_so_that_it_hears_the_signal() -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
+    running = start("--nproc-per-node", "2", PRINT_SIGNALS)
     pid = int(running.wait_for(r":0\] ready \(pid: (\d+)")[0][1])
     running.wait_for(r"ready \(pid", 2)
     os.kill(pid, signal.SIGSTOP)
@@ -206,7 +206,7 @@ def test_a_worker_that_is_stopped_is_continued_so_that_it_hears_the_signal() -> 
 
 
 def test_stopped_workers_that_ignore_the_signal_are_killed_after_the_grace() -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "1", "--shutdown-timeout", "0.5", IGNORE, "stop")
+    running = start("--nproc-per-node", "1", "--shutdown-timeout", "0.5", IGNORE, "stop")
     running.wait_for(r"(ready|child) \(pid", 2)
     running.signal(signal.SIGTERM)
     assert_stopped(running.finish(20), "SIGTERM")
@@ -214,7 +214,7 @@ def test_stopped_workers_that_ignore_the_signal_are_killed_after_the_grace() -> 
 
 def test_user_signals_are_passed_on_once_and_stop_nothing() -> None:
     """torchrun: multiprocessing_api_test 17."""
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
+    running = start("--nproc-per-node", "2", PRINT_SIGNALS)
     running.wait_for(r"ready \(pid", 2)
     for name in ("SIGUSR1", "SIGUSR2", "SIGUSR1"):
         running.signal(number(name))
@@ -229,7 +229,7 @@ def test_user_signals_are_passed_on_once_and_stop_nothing() -> None:
 
 def test_a_user_signal_that_is_named_a_stop_signal_stops() -> None:
     """torchrun: launcher_api_test 6; multiprocessing_api_test 15."""
-    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--signals-to-handle", "SIGUSR1,SIGTERM")
+    options = ("--nproc-per-node", "2", "--signals-to-handle", "SIGUSR1,SIGTERM")
     running = start(*options, PROGRAMS / "exit_with.py")
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGUSR1)
@@ -254,7 +254,7 @@ signal.pause()
 def test_a_stop_by_a_user_signal_leaves_children_to_the_worker(tmp_path: Path) -> None:
     """Those that load data would die of it, and it with them before it has saved."""
     (script := tmp_path / "save.py").write_text(SAVE)
-    running = start("--start-method", "spawn", "--nproc-per-node", "1", "--signals-to-handle", "SIGUSR1", script)
+    running = start("--nproc-per-node", "1", "--signals-to-handle", "SIGUSR1", script)
     running.wait_for("ready")
     running.signal(signal.SIGUSR1)
     finished = running.finish()
@@ -280,7 +280,7 @@ def test_hang_up_is_ignored_under_nohup() -> None:
 @pytest.mark.parametrize(("keys", "name", "workers"), [(CTRL_C, "SIGINT", 1), (CTRL_BACKSLASH, "SIGQUIT", 2)])
 def test_the_keys_that_stop_at_a_terminal_reach_every_worker_once(keys: bytes, name: str, workers: int) -> None:
     with terminal() as screen:
-        running = screen.start("--start-method", "spawn", "--nproc-per-node", str(workers), PRINT_SIGNALS, "0.2")
+        running = screen.start("--nproc-per-node", str(workers), PRINT_SIGNALS, "0.2")
         running.wait_for(r"ready \(pid", workers)
         screen.type(keys)
         assert running.finish().returncode == 128 + number(name)
@@ -299,7 +299,7 @@ JOB_CONTROL = ("setsid", "--ctty", "bash", "--norc", "-ic", '"$@"; echo in the s
 )
 def test_ctrl_z_suspends_the_launcher_only_and_fg_shows_the_rest(workers: str, message: bytes, tmp_path: Path) -> None:
     end, screen = tmp_path / "end", Screen()
-    options = ("--start-method", "spawn", "--nproc-per-node", workers, "--log-dir", tmp_path, "--rdzv-id", "job")
+    options = ("--nproc-per-node", workers, "--log-dir", tmp_path, "--rdzv-id", "job")
     running = screen.start(*options, WRITE, r"out:before\n", f"until:{end}", r"out:after\n", under=JOB_CONTROL)
     screen.wait_for(b"before\n")
     screen.type(b"\x1a")
@@ -320,7 +320,7 @@ def test_ctrl_z_suspends_the_launcher_only_and_fg_shows_the_rest(workers: str, m
 
 def test_ctrl_z_without_a_shell_that_could_continue_the_launcher_does_nothing(tmp_path: Path) -> None:
     with terminal() as screen:
-        running = screen.start(*("--start-method", "spawn", "--nproc-per-node", "2"), WRITE, r"out:a\n", "ask:")
+        running = screen.start(*("--nproc-per-node", "2"), WRITE, r"out:a\n", "ask:")
         running.wait_for("a$", 2)
         screen.type(b"\x1a\n\n")
         assert running.finish().returncode == 0
@@ -329,14 +329,14 @@ def test_ctrl_z_without_a_shell_that_could_continue_the_launcher_does_nothing(tm
 
 def test_closing_the_terminal_ends_the_run() -> None:
     with terminal() as screen:
-        running = screen.start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
+        running = screen.start("--nproc-per-node", "2", PRINT_SIGNALS)
         running.wait_for(r"ready \(pid", 2)
         screen.close()
         assert running.finish().returncode == 129
 
 
 def test_an_agent_that_is_stopped_is_continued_so_that_it_hears_of_the_stop() -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
+    running = start("--nproc-per-node", "2", PRINT_SIGNALS)
     running.wait_for(r"ready \(pid", 2)
     os.kill(running.agent_pid(), signal.SIGSTOP)
     running.signal(signal.SIGINT)
@@ -382,7 +382,7 @@ def test_two_requests_that_an_agent_reads_at_once_are_two_for_a_job_that_was_qui
 
 
 def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders() -> None:
-    running = start("--start-method", "spawn", PRINT_SIGNALS, *["x" * 100_000] * 4)
+    running = start(PRINT_SIGNALS, *["x" * 100_000] * 4)
     # Stopped before its exec, it would hold up the vfork of its parent, which no launcher could help.
     wait_until(lambda: "agent.main" in command_line(running.agent_pid()))
     os.kill(running.agent_pid(), signal.SIGSTOP)

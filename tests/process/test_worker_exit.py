@@ -48,7 +48,7 @@ def test_the_report_has_every_exit_code_and_signal_exactly(start_method: str) ->
 def test_half_a_character_in_an_exception_leaves_restart_and_page_as_they_are(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(r"""raise ValueError("bad token \ud83d, \udcff \0 \u00fc")""" + "\n")
-    finished = run("--start-method", "spawn", "--nproc-per-node", "2", "--max-restarts", "1", script)
+    finished = run("--nproc-per-node", "2", "--max-restarts", "1", script)
     assert finished.returncode == 1
     assert len(finished.report["attempts"]) == 2
     message = failure(finished)["error"]["message"]
@@ -153,7 +153,7 @@ def test_a_worker_that_fails_while_others_still_start_ends_the_job(start_method:
 def ended_one_after_the_other(folder: Path, nproc: int, first: str, told: str) -> Finished:
     """Rank 0 ends as ``first`` says, and then, when it is stopped, the rank of ``told``."""
     go = folder / "go"
-    options = ("--start-method", "spawn", "--nproc-per-node", str(nproc))
+    options = ("--nproc-per-node", str(nproc))
     running = start(*options, EXIT_WITH, f"0=+{go}+{first}", told)
     running.wait_for("waits to be told")
     go.touch()
@@ -175,7 +175,7 @@ def test_an_exception_in_cpp_that_tells_of_no_peer_is_a_failure_of_its_own(tmp_p
 
 
 def test_a_rank_that_dies_of_another_signal_when_the_user_stops_the_run_has_not_failed() -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "2", EXIT_WITH, "1=when-told:11")
+    running = start("--nproc-per-node", "2", EXIT_WITH, "1=when-told:11")
     running.wait_for("waits to be told")
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGTERM)
@@ -195,7 +195,7 @@ def test_a_script_that_cannot_be_parsed_is_not_tried_again(tmp_path: Path) -> No
 
 def test_a_worker_killed_for_memory_is_named_as_such() -> None:
     with limited_memory(600 << 20) as folder:
-        options = ("--start-method", "spawn", "--nproc-per-node", "2")
+        options = ("--nproc-per-node", "2")
         finished = run(*options, PROGRAMS / "eat_memory.py", under=inside(folder))
     assert finished.returncode == 137, finished.err
     assert (failure(finished)["rank"], failure(finished)["out_of_memory"]) == (1, "yes")
@@ -205,6 +205,6 @@ def test_a_worker_killed_for_memory_is_named_as_such() -> None:
 
 def test_a_worker_killed_by_somebody_is_not_said_to_have_eaten_all_memory() -> None:
     with alone("memory"):
-        finished = run("--start-method", "spawn", "--nproc-per-node", "2", EXIT_WITH, "1=signal:9")
+        finished = run("--nproc-per-node", "2", EXIT_WITH, "1=signal:9")
     assert failure(finished)["out_of_memory"] == "no"
     assert "hint:     SIGKILL came from outside" in finished.err
