@@ -6,16 +6,18 @@ Runs in a worker, in the thread that imports. Features use it, and only they.
 from __future__ import annotations
 
 import sys
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
     Patch = Callable[[ModuleType], None]
+else:
+    Loader = object  # ``importlib.abc`` loads 15 modules, among them random and tempfile.
 
 
 def after_import(name: str, patch: Patch) -> None:
@@ -30,7 +32,7 @@ def after_import(name: str, patch: Patch) -> None:
     finder.patches[name] = patch
 
 
-class _PatchFinder(MetaPathFinder):
+class _PatchFinder:
     def __init__(self) -> None:
         self.patches: dict[str, Patch] = {}
 

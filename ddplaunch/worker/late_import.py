@@ -12,13 +12,15 @@ import contextlib
 import copy
 import os
 import sys
-from importlib.abc import Loader, MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+else:
+    Loader = object  # ``importlib.abc`` loads 15 modules, among them random and tempfile.
 
 _names: tuple[str, ...] = ()
 _modules_seen = 0
@@ -51,7 +53,7 @@ def hide_torch() -> None:
         sys.meta_path.insert(0, _Hidden(hidden, dict(os.environ)))
 
 
-class _Hidden(MetaPathFinder, Loader):
+class _Hidden(Loader):
     """Finds the hidden torch, once."""
 
     def __init__(self, modules: dict[str, ModuleType], environ: Mapping[str, str]) -> None:

@@ -48,3 +48,11 @@ def test_garbage_is_searched_for_seldom_and_not_at_the_end(start: str) -> None:
     threshold, frozen = map(int, done.err.split())
     assert threshold == 10_000
     assert frozen > 10_000, "all that was imported"
+
+
+@pytest.mark.parametrize("modules", ["exec_worker, late_import, requests", "forkserver"])
+def test_the_start_of_a_worker_loads_no_module_for_another_ones_sake(modules: str) -> None:
+    """``importlib.abc`` loads them all."""
+    code = f"import sys; from ddplaunch.worker import {modules}; from ddplaunch.features import worker_patches"
+    done = runs.python("-c", f"{code}; print({{'random', 'shutil', 'tempfile', 'zipfile'}} & {{*sys.modules}})")
+    assert done.out == "set()\n", done.err
