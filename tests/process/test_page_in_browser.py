@@ -286,10 +286,7 @@ def test_the_data_are_those_of_the_run(browser: Chromium, runs: dict[str, str]):
     assert Path(runs["small"].removeprefix("file://")).is_file()
 
 
-def test_links_lead_to_log_files_whatever_their_names_are(tmp_path: Path):
-    """In a browser of its own."""
-    if chromium.program() is None:
-        pytest.skip("there is no Chromium")
+def test_links_lead_to_log_files_whatever_their_names_are(browser: Chromium, tmp_path: Path):
     folder = run_folders.write(tmp_path / "evil", message=EVIL, lines=5)
     (folder / "console.log").write_text(f"\x1b]8;;javascript:console.error(4)\x07{EVIL}\n")
     hosts = ["javascript:console.error(5)", "'\"><img src=x onerror=console.error(6)>", "%2e%2e", "#a?b"]
@@ -300,12 +297,11 @@ def test_links_lead_to_log_files_whatever_their_names_are(tmp_path: Path):
             (folder / host / "attempt_9" / "0").mkdir(parents=True)
             (folder / host / "attempt_9" / "0" / "stdout.log").write_text(EVIL)
     links = "[...document.querySelectorAll('#output a[href$=\"stdout.log\"]')]"
-    with Chromium() as browser:
-        browser.open(f"file://{make(folder)}")
-        addresses = browser.evaluate(f"{links}.map((each) => each.href)")
-        assert (browser.problems, len(browser.requests)) == ([], 1)
-        ticks = browser.evaluate("document.querySelector('.axis').querySelectorAll('text').length")
-        assert 2 < ticks < 30, "an event is of 1970"
+    browser.open(f"file://{make(folder)}")
+    addresses = browser.evaluate(f"{links}.map((each) => each.href)")
+    assert (browser.problems, len(browser.requests)) == ([], 1)
+    ticks = browser.evaluate("document.querySelector('.axis').querySelectorAll('text').length")
+    assert 2 < ticks < 30, "an event is of 1970"
     paths = [Path(urllib.parse.unquote(urllib.parse.urlsplit(address).path)) for address in addresses]
     assert [path.parent.parent.parent.name for path in paths] == hosts
     assert {path.read_text() for path in paths} == {EVIL}
