@@ -104,7 +104,7 @@ def run(seconds: float) -> list[Job]:
     end = start + seconds
     jobs = [
         Job(begin(options, PROGRAMS / "slot_steps.py", index, start, end, PERIOD_S))
-        for index, options in enumerate((WATCH, OFF, OFF)[: size("BENCH_RUNNING", 3, 2)])
+        for index, options in enumerate((WATCH, OFF, OFF)[: size("BENCH_RUNNING", 3, 1)])
     ]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: follow(job, start, end), jobs))
@@ -152,7 +152,7 @@ def wakeups(options: Sequence[str]) -> tuple[float, float]:
 
 
 def rows(jobs: list[Job], seconds: float) -> list[tuple[str, str, str]]:
-    watched, off, control = jobs[0], jobs[1], jobs[-1]  # At the smallest size there is no control.
+    watched, off, control = jobs[0], jobs[len(jobs) // 2], jobs[-1]  # At the smallest size there is one job.
     steps, wall_s, cpu_s, _ = map(sum, zip(*watched.slots.values(), strict=True))
     rate = cpu_s / wall_s * RANKS  # CPU seconds of the job in a second in which it runs.
     share: Callable[[float], str] = lambda used_s: f"{used_s / seconds / rate:.4%}"  # noqa: E731
