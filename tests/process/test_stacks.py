@@ -35,7 +35,7 @@ def end(running: Running) -> Finished:
 
 
 def page_of(run_id: str) -> tuple[list[str], Path]:
-    """The lines of the page, and the path of hang.txt."""
+    """The lines of the page, and the path of stacks.txt."""
     finished = run("--stacks", run_id)
     assert finished.returncode == 0, finished.err
     assert finished.err == ""

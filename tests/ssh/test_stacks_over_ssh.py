@@ -39,7 +39,7 @@ def test_the_launcher_that_is_asked_answers_for_its_node_or_for_all(make_lab):
     assert "only node2; for all nodes, add --hosts with the node that serves node1:29400\n" in finished.out
     finished = from_elsewhere(lab, "--stacks", run_id, "node[1-2]")
     assert re.search(r"^ranks 0-1: still, at hang.py:\d+ in loop$", finished.out, re.MULTILINE)
-    assert re.search(r"^all stacks: node1:/.*/hang.txt$", finished.out, re.MULTILINE)
+    assert re.search(r"^all stacks: node1:/.*/stacks.txt$", finished.out, re.MULTILINE)
     assert "only node" not in finished.out
     from_elsewhere(lab, "--kill", run_id, "node[1-2]")
     for each in nodes:

@@ -28,7 +28,7 @@ from tests.support.processes import wait_until
 from tests.support.watches import run_services
 
 REQUEST = ExamineRun("job7.3f09ac")
-ANSWER = RunExamined(sentences=("nothing moves",), lines=("rank 0: still",), path="/runs/hang.txt")
+ANSWER = RunExamined(sentences=("nothing moves",), lines=("rank 0: still",), path="/runs/stacks.txt")
 
 
 class Served:

@@ -125,7 +125,7 @@ def test_where_the_time_went():
         "rendezvous": 5,
         "run": 48,
         "silent": 7,
-        "restart": 10,
+        "between attempts": 10,
         "end": 5,
     }
     assert sum(found.values()) == whole.length

@@ -109,8 +109,10 @@ class Examination(Question):
 
         return with_gpus((explain if output_counts else explain_waiting)(self.ranks), self.nodes)
 
-    def write(self, folder: Path | None, found: Explanation) -> Path | None:
+    def write(self, folder: Path | None, found: Explanation, name: str = "hang") -> Path | None:
         """Write hang.txt and hang.json to the run's ``folder``; a later hang gets hang_2.txt, and so on.
+
+        ``name``: in place of ``hang``, what the files are called.
 
         Returns the path of the text; None without a folder or answers, if the disk did not take it, or if there are
         ``_MAX_FILES`` already.
@@ -118,8 +120,8 @@ class Examination(Question):
         if not folder or not self.ranks:
             return None
         with _writing:
-            names = ("hang.txt", *(f"hang_{number}.txt" for number in range(2, _MAX_FILES + 1)))
-            text = next((folder / name for name in names if not os.path.lexists(folder / name)), None)
+            paths = (folder / f"{name}{end}.txt" for end in ("", *(f"_{number}" for number in range(2, _MAX_FILES + 1))))
+            text = next((path for path in paths if not os.path.lexists(path)), None)
             if text:
                 with kept_files.noting(text):
                     kept_files.write_whole(text.with_suffix(".json"), _json(self, found))
@@ -293,7 +295,7 @@ class RequestedExaminations(Watch):
 
 def _answer(examination: Examination, folder: Path | None) -> object:
     found = examination.explained()
-    path = examination.write(folder, found)
+    path = examination.write(folder, found, "stacks")
     return RunExamined(
         sentences=(*_sentences(examination.ranks, found), *_missing(examination)),
         lines=_lines(examination.ranks),

@@ -276,7 +276,7 @@ class RunExamined(Answer):
     Attributes:
         sentences: what the job does; who waits for whom.
         lines: what each rank does and where it is, equal ranks together.
-        path: hang.txt with all stacks, on the launcher's machine; empty if it could not be written.
+        path: stacks.txt with all stacks, on the launcher's machine; empty if it could not be written.
         all_nodes_at: where only the launcher's own node was examined: the host whose launcher can examine all nodes.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.features.page.reading import RunFiles
 
-_FILES = (console_log.FILE, run_folder.FAILURE_PAGE, "hang.txt", run_folder.REPORT, run_json.EVENTS)
+_FILES = (console_log.FILE, run_folder.FAILURE_PAGE, "hang.txt", "stacks.txt", run_folder.REPORT, run_json.EVENTS)
 _STREAMS = ("stdout.log", "stderr.log")
 _TAIL_BYTES, _TAIL_LINES, _MAX_TEXT = 64 << 10, 60, 20_000
 _MAX_RANKS = 32

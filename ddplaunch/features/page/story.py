@@ -315,7 +315,7 @@ USES = {
     "rendezvous": "until the nodes had met and all workers ran",
     "run": "workers ran, and wrote output or called collectives",
     "silent": "workers ran, without output and collectives for a minute or more",
-    "restart": "from the end of an attempt until the next one ran",
+    "between attempts": "from the end of an attempt until the next one ran",
     "end": "after the last attempt: logs and report",
 }
 
@@ -338,7 +338,7 @@ def time_uses(
         "rendezvous": first - ready - imported,
         "run": sum(attempt.length for attempt in attempts) - silent,
         "silent": silent,
-        "restart": sum(max(0.0, after.start - before.end) for before, after in itertools.pairwise(attempts)),
+        "between attempts": sum(max(0.0, after.start - before.end) for before, after in itertools.pairwise(attempts)),
         "end": max(0.0, whole.end - attempts[-1].end) if attempts else 0.0,
     }
     return {name: length for name, length in lengths.items() if length > 0}
