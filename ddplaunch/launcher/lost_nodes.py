@@ -246,7 +246,8 @@ class LostNodes:
         if returncode is None:
             self.on_lost(node, f"the connection to {node.host} has ended")
         else:
-            hint = first_failure.KILLED_HINT if returncode == -signal.SIGKILL else ""
+            killed = first_failure.KILLED_IN_DRY_RUN if self._config.dry_run else first_failure.KILLED_HINT
+            hint = killed if returncode == -signal.SIGKILL else ""
             self.on_lost(node, f"the agent on {node.host} {first_failure.ended(returncode)}", hint)
 
     def on_host_failure(self, node: Node, failure: HostFailure) -> None:

@@ -33,6 +33,7 @@ _LIBRARY_PATH = rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_PACKAGE}/(w
 """Texts: most processes that load this module need neither."""
 
 KILLED_HINT = "SIGKILL came from outside: a user's kill, the kernel's out-of-memory killer or a job scheduler."
+KILLED_IN_DRY_RUN = "SIGKILL came from an injected fault, a user's kill or the kernel's out-of-memory killer."
 
 KILLED_FOR_MEMORY = {
     "yes": "killed by the kernel for memory (out of memory)",

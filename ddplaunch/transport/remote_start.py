@@ -121,7 +121,7 @@ if facts.get("ddplaunch") == start["version"]:
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
 
 
-SLOW_HINT = "A slow file system or --remote-setup? --start-timeout allows more."
+SLOW_HINT = "A slow file system, busy CPUs or --remote-setup? --start-timeout allows more."
 """Hint where an agent has not started in time."""
 
 

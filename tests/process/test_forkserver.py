@@ -182,6 +182,16 @@ def test_a_preload_that_cannot_be_imported_is_told_with_its_reason(
     assert not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.slow
+def test_an_import_that_takes_long_is_told_with_what_may_delay_it(tmp_path: Path) -> None:
+    waits = "import os, time\nwhile not os.path.exists({!r}):\n    time.sleep(0.05)\n"
+    path = modules(tmp_path / "lib", mine=waits.format(str(tmp_path / "go")))
+    running = start("--preload", "mine", "-m", "ddplaunch.version", env=path)
+    running.wait_for(r"importing torch on .* takes over 15 s: a slow file system, or busy CPUs \(load \d+\)$")
+    (tmp_path / "go").touch()
+    assert running.finish().returncode == 0
+
+
 def test_what_the_script_seems_to_need_is_not_required(tmp_path: Path) -> None:
     script = tmp_path / "optional.py"
     optional = "try:\n    import torch.no_such\nexcept ImportError:\n    print('without')\n"

@@ -105,6 +105,7 @@ def test_a_crashed_agent_ends_a_job_that_needs_its_node() -> None:
     finished = run(*options, "--max-restarts", "3", EXIT_WITH)
     assert finished.returncode == NODE_LOST
     assert "the agent on node1 was killed by SIGKILL\n" in finished.err
+    assert "hint:     SIGKILL came from an injected fault, " in finished.err
     assert re.match(r"the agent on node1 got SIGKILL \d+\.\d s .*; the job ended with exit code 84$", account(finished))
     assert account(finished, 1).startswith("did not happen: attempt 0 was over after ")
 

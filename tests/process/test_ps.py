@@ -98,7 +98,7 @@ def test_what_a_killed_run_has_left_is_listed_and_ended_and_another_run_is_not_t
     assert any(f"{run_id}-b" in line and f"  {PRINT_SIGNALS}  " in line for line in run("--ps").out.splitlines())
 
     interrupted = start("--kill", run_id, "--shutdown-timeout", "60")  # What has escaped ignores SIGTERM.
-    interrupted.wait_for("SIGKILL after at most 75 s")
+    interrupted.wait_for("SIGKILL in 60 s; in 75 s for its launcher and agents")
     interrupted.signal(signal.SIGINT)
     assert interrupted.finish().returncode == 128 + signal.SIGINT
     finished = kill(run_id, 0.2)
@@ -156,7 +156,7 @@ def test_the_last_run_is_ended_and_a_run_that_has_ended_is_said_to_have(run_id: 
     assert shown.returncode == 0, shown.err
     finished = kill("last")
     assert finished.returncode == 0, finished.err
-    assert f"ending {run_id}: SIGTERM" in finished.err
+    assert f"ending {run_id} on each machine: SIGTERM" in finished.err
     assert running.finish().returncode == 128 + signal.SIGTERM
     for option in ("--kill", "--stacks"):
         refused = run(option, run_id)

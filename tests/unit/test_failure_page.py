@@ -239,6 +239,7 @@ PAGES = {
     "a script that gives up": page(ended(3, 93, give_up="no\x1bdata", error=RAISED), stopped(2)),
     "a script that asks for another node": page(ended(9, 88, avoid_node="wrong sums")),
     "NCCL": failure_page.page(failed(ended(0, 1, error=WorkerError("DistBackendError: NCCL error", "", NOON)))),
+    "SIGKILL in a dry run": failure_page.page(failed(ended(0, -9)), is_dry_run=True),
     "NCCL in a dry run": failure_page.page(
         failed(ended(0, 1, error=WorkerError("DistBackendError: NCCL error", "", NOON))), is_dry_run=True
     ),

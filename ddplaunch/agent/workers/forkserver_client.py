@@ -199,8 +199,8 @@ class ForkserverClient:
             self.is_replaced = True
             self.close_forkserver()
             self._start_forkserver()
-            said = f"torch is imported anew on {self._spec.host}: {quote(event.reason, _MAX_REASON)}"
-            self._send(Notice(said, 1))
+            reason = quote(event.reason, _MAX_REASON)
+            self._send(Notice(f"{self._spec.host} imports torch anew, in place of what was left: {reason}", 1))
             return
         self.is_ready, self.import_s = True, time.monotonic() - self._started_at
         if event.no_fork_reason and self.plan.how != "exec":

@@ -115,7 +115,7 @@ def hint(first: WorkerExit, is_dry_run: bool = False) -> str:
         if found and not (is_dry_run and words in (_NO_GPU, _NCCL_DEBUG)):
             return words.format(*filter(None, found.groups()))
     if first.returncode == -9 and not first.ended_by_stop:
-        return first_failure.KILLED_HINT
+        return first_failure.KILLED_IN_DRY_RUN if is_dry_run else first_failure.KILLED_HINT
     return ""
 
 

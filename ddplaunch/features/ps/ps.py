@@ -84,7 +84,8 @@ def kill(request: Request) -> None:
         parts = parts_of_run("--kill", run_id, queries, found)
         launchers = with_launcher(parts)
         report(
-            f"ending {run_id}: SIGTERM, then SIGKILL after at most {order.grace_s + ENDING_EXTRA_S:g} s on each machine"
+            f"ending {run_id} on each machine: SIGTERM, SIGKILL in {order.grace_s:g} s; in "
+            f"{order.grace_s + ENDING_EXTRA_S:g} s for its launcher and agents"
         )
         _end_run(queries, order, launchers)
         _end_run(queries, order, parts.keys() - launchers)
