@@ -120,7 +120,8 @@ class Examination(Question):
         if not folder or not self.ranks:
             return None
         with _writing:
-            paths = (folder / f"{name}{end}.txt" for end in ("", *(f"_{number}" for number in range(2, _MAX_FILES + 1))))
+            ends = ("", *(f"_{number}" for number in range(2, _MAX_FILES + 1)))
+            paths = (folder / f"{name}{end}.txt" for end in ends)
             text = next((path for path in paths if not os.path.lexists(path)), None)
             if text:
                 with kept_files.noting(text):
