@@ -84,6 +84,8 @@ def test_a_folder_that_cannot_be_written_is_found(has_peers: bool, severity: str
     assert rules("/proc/self", has_peers=has_peers) == [("folder-not-writable", severity)]
     (found,) = log_folder.look("/proc/missing")
     assert found.text == "nothing can be written to /proc/missing: No such file or directory"
+    (found,) = log_folder.look("/sys/missing")
+    assert "No such file or directory" not in found.text, "why the folder is missing is told, not that it is"
 
 
 @pytest.mark.parametrize(("used", "text"), [(0.95, "95% full"), (0.949, ""), (None, "")])

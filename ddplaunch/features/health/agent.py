@@ -72,7 +72,7 @@ class HealthPart(Part):
         if not wrong or self._spec.health != "refuse":
             return True
         if not self._spec.one_launcher_leads:
-            text = f"the hardware is not sound: {findings.refusal(wrong, self._spec.host)}"
+            text = f"{findings.problem(wrong)}: {findings.refusal(wrong, self._spec.host)}"
             self._node.rendezvous.tell_cannot_join(text)
             raise LaunchError(text, _REFUSED_HINT, HARDWARE)
         return False

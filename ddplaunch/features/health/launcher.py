@@ -35,7 +35,7 @@ _EXACT_S = 1.0
 _MAX_KEPT = 1000
 """Findings in the report of a run: a GPU may tell of many errors."""
 
-_HINT = "Drain these nodes, or add other hosts; --health warn uses them all the same."
+_HINT = "Mend or drain these nodes, or add other hosts; --health warn uses them all the same."
 
 
 class HealthWatch(Watch):
@@ -48,7 +48,7 @@ class HealthWatch(Watch):
         self._show, self._note = run.messages.show, run.note
         self._reports: dict[int, NodeHealth] = {}
         self._first_ranks: dict[int, int] = {}
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int, list[HealthFinding]] = {}
         self._decide_by = NEVER
         self._comparison = _Comparison(run.messages.show)
         self._kept: list[HealthFinding] = []
@@ -91,7 +91,7 @@ class HealthWatch(Watch):
         wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
         self._keep(index, wrong)
         if wrong and self._config.one_launcher_leads:  # Otherwise the agent ends by itself.
-            self._refused[index] = findings.refusal(wrong, self._nodes.all[index].host)
+            self._refused[index] = wrong
             self._decide_by = min(self._decide_by, time.monotonic() + _COLLECT_S)
         self._on_findings(index, [finding for finding in report.findings if finding not in wrong])
         if self._config.one_launcher_leads:
@@ -122,7 +122,7 @@ class HealthWatch(Watch):
         if now < self._decide_by and not self._reports.keys() >= set(self._participants.indices):
             return self._decide_by
         # A node may have been lost since it has reported.
-        refused = {index: line for index, line in self._refused.items() if index in self._participants.indices}
+        refused = {index: wrong for index, wrong in self._refused.items() if index in self._participants.indices}
         self._refused, self._decide_by = {}, NEVER
         if refused and not self._shutdown.in_progress:
             try:
@@ -131,13 +131,15 @@ class HealthWatch(Watch):
                 self._shutdown.fail(error)
         return NEVER
 
-    def _leave_out(self, refused: dict[int, str]) -> None:
+    def _leave_out(self, refused: dict[int, list[HealthFinding]]) -> None:
+        lines = {index: findings.refusal(refused[index], self._nodes.all[index].host) for index in sorted(refused)}
         if self._participants.dispensable_count < len(refused):
             remaining, needed = self._participants.remaining_and_needed(self._nodes.all[index] for index in refused)
-            lines = "\n".join(f"  {refused[index]}" for index in sorted(refused))
+            problem = findings.problem([finding for wrong in refused.values() for finding in wrong])
+            table = "\n".join(f"  {line}" for line in lines.values())
             have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
-            raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
-        for index, line in refused.items():
+            raise LaunchError(f"{problem}; {have}\n{table}", _HINT, HARDWARE)
+        for index, line in lines.items():
             self._show(f"not used: {line}", Level.ALWAYS)
             self._participants.leave(self._nodes.all[index])
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 from ddplaunch.protocol.results import HealthFinding
-from ddplaunch.system.files import kept_files
+from ddplaunch.system.files import kept_files, run_folder
 from ddplaunch.text import quote
 
 LIMIT_S = 2.0
@@ -21,7 +22,10 @@ _MAX_PATH = 200
 
 
 def look(folder: str) -> tuple[HealthFinding, ...]:
-    """What is wrong with the folder. Writes and deletes a small file; blocks for as long as the file system does."""
+    """What is wrong with the folder. Writes and deletes a small file; blocks for as long as the file system does.
+
+    Creates a folder that is missing: the agent could not, and this time the reason is told.
+    """
     shown = quote(folder, _MAX_PATH)
     if error := _error_of_writing(os.path.join(folder, f".ddplaunch-probe-{os.getpid()}")):
         text = f"nothing can be written to {shown}: {quote(error)}"
@@ -36,6 +40,7 @@ def look(folder: str) -> tuple[HealthFinding, ...]:
 def _error_of_writing(path: str) -> str:
     """Why nothing can be written there; empty if something can."""
     try:
+        run_folder.make_private(Path(path).parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, bytes(_BYTES))
