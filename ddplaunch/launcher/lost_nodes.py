@@ -242,8 +242,11 @@ class LostNodes:
             self.on_lost(node, f"the agent on {node.host} has ended")
 
     def on_channel_closed(self, node: Node, returncode: int | None) -> None:
-        """The channel of an agent that has not reported its end has closed; ``returncode`` is None if unknown."""
-        if returncode is None:
+        """The channel of an agent that has not reported its end has closed; ``returncode`` is None if unknown.
+
+        One of 0 is that of the command which carried the channel: `srun` ends so where SLURM has taken the node away.
+        """
+        if not returncode:
             self.on_lost(node, f"the connection to {node.host} has ended")
         else:
             killed = first_failure.KILLED_IN_DRY_RUN if self._config.dry_run else first_failure.KILLED_HINT

@@ -86,7 +86,7 @@ def test_a_job_that_is_cancelled_does_not_come_back(slurm: Slurm, tmp_path: Path
     job = slurm.batch(f"exec {line(tmp_path, 'TERM')}", tmp_path / "log", "-N1")
     job.wait_for("runs")
     slurm.run("scancel", job.id)
-    job.wait_for(f"SLURM job {job.id} has been cancelled, so it is not requeued")
+    job.wait_for(f"SLURM itself ends job {job.id}, by scancel or to requeue it, so no requeue is requested")
     job.wait_in("CANCELLED")
     assert "saved" in job.text
     assert REQUEUED not in job.text

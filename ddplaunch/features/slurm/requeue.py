@@ -105,15 +105,15 @@ def with_job(result: RunResult, job: SlurmJob | None, signals: Iterable[int]) ->
 def requeue(result: RunResult, show: Callable[[str, int], None]) -> None:
     """After the run: requeue the job if its result requires it and this launcher is the one that requests it.
 
-    SLURM then ends the remaining processes of the job by SIGTERM, this one included. A cancelled job is not requeued,
-    although scancel sends SIGTERM as preemption does.
+    SLURM then ends the remaining processes of the job by SIGTERM, this one included. A job that is cancelled is not
+    requeued, although scancel sends SIGTERM as preemption does; nor one that SLURM requeues by itself.
     """
     job = result.slurm_job
     if job is None or not (result.will_requeue and job.requests_requeue):
         return
     code, output = scontrol.run(_SHOW_S, "show", "job", "--oneliner", job.id)
     if not code and is_cancelled(output):
-        show(f"SLURM job {job.id} has been cancelled, so it is not requeued", Level.ALWAYS)
+        show(f"SLURM itself ends job {job.id}, by scancel or to requeue it, so no requeue is requested", Level.ALWAYS)
         return
     show(f"requeuing SLURM job {job.id}", Level.NORMAL)
     code, output = scontrol.run(_REQUEUE_S, "requeue", job.id)
