@@ -224,7 +224,8 @@ def first_input(start: RemoteStart) -> bytes:
     check = f"command -v {python} >/dev/null 2>&1 || {_exit_with('python')}"
     if not start.setup:
         return _encode("\n".join([*lines, check, run]))
-    setup = f"eval {shlex.quote(start.setup)} || {_exit_with('setup')}"
+    # The setup may end the shell itself, by `exit` or `set -e`.
+    setup = f"trap {shlex.quote(_exit_with('setup'))} EXIT; eval {shlex.quote(start.setup)} || exit; trap - EXIT"
     lines += [_WATCH_PARENT, setup, _END_WATCH, check, f"{run} <&3 3<&-"]
     return _encode(_LOGIN_COMMAND) + _encode("\n".join(lines))
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from ddplaunch.errors import NODE_NOT_READY
 from tests.support.nodes import NodeOptions
 from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, Finished
@@ -45,6 +46,14 @@ def test_it_ends_what_remote_setup_runs(setup, make_lab):
         wait_until(lambda node=node: any(line == "sleep 500" for line in node.pids().values()))
     running.signal(signal.SIGINT)
     assert running.finish(30).returncode == 130
+    wait_until(lambda: not lab.leftovers(), 10)
+
+
+def test_a_remote_setup_that_takes_too_long_is_ended(make_lab):
+    lab = make_lab(2)
+    setup = ("--remote-setup", "sleep 500", "--start-timeout", "2")
+    finished = job(lab, "--nproc-per-node", "1", *setup, *PRINTS).finish(30)
+    assert finished.returncode == NODE_NOT_READY, finished.err
     wait_until(lambda: not lab.leftovers(), 10)
 
 

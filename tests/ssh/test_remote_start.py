@@ -60,12 +60,10 @@ def test_a_setup_that_fails_is_told(make_lab):
         told = "  node[1-2]: --remote-setup ended with exit code 3: no such module\n"
         assert failures_table(failures).startswith(told)
     with connecting(make_lab(1)) as them:
-        them.start(setup="exit 4")
+        them.start(setup="echo no licence; exit 4")
         _, (failure,) = them.settle()
-        assert (failure.cause, failure.message) == (
-            "start",
-            "the login ended with exit code 4 before the agent started",
-        )
+        told = "--remote-setup ended with exit code 4: no licence"
+        assert (failure.cause, failure.message) == ("setup", told)
 
 
 def test_what_is_missing_on_a_node_is_told_as_such(make_lab, tmp_path):
