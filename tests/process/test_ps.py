@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -162,6 +163,20 @@ def test_the_last_run_is_ended_and_a_run_that_has_ended_is_said_to_have(run_id: 
         refused = run(option, run_id)
         assert refused.returncode == USAGE
         assert f"{option} {run_id}: the run has ended, and no process of it is left here" in refused.err
+
+
+def test_a_live_run_with_another_state_folder_is_found_by_its_id_and_is_not_the_last(
+    run_id: str, tmp_path: Path
+) -> None:
+    running = start("--rdzv-id", run_id, PRINT_SIGNALS)
+    running.wait_for(r"ready \(pid")
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "elsewhere")}
+    for option in ("--logs", "--ps"):
+        assert "no run of yours with this id" in run(option, "last", env=elsewhere).err
+        assert run(option, run_id, env=elsewhere).returncode == 0
+        assert run(option, "last").returncode == 0
+    running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 128 + signal.SIGTERM
 
 
 def test_only_the_run_with_that_very_id_is_ended(run_id: str, start_leftover: StartLeftover) -> None:

@@ -33,7 +33,7 @@ FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The default folder; other runs of this machine are not seen."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(run_folders, "_live", lambda: iter(()))
+    monkeypatch.setattr(run_folders, "_live", lambda **_: iter(()))
     return tmp_path / "ddplaunch"
 
 
@@ -147,7 +147,7 @@ def test_a_live_run_is_found_in_any_folder(base: Path, tmp_path: Path, monkeypat
     make(base, "job70", 1)
     folder = make(tmp_path / "else", "job7", 1, code=None)
     live: list[tuple[str, str, Path | None]] = [("job7", "job7", folder), ("none.0a0b0c", "none", None)]
-    monkeypatch.setattr(run_folders, "_live", lambda: iter(live))
+    monkeypatch.setattr(run_folders, "_live", lambda **_: iter(live))
     assert find("--attach", "job7", None).name == folder
     ended = make(tmp_path / "given", "job7", 1)
     assert find("--attach", "job7", str(ended.parent)).name == ended, "what the user names is meant"

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
@@ -29,12 +28,11 @@ from ddplaunch.features.ps.queries import (
     RunOnHost,
     RunsFound,
 )
-from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs import run_folders, run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND, START_VARIABLE
 from ddplaunch.system import cgroup, processes, procfs, run_tags
-from ddplaunch.system.files import run_folder
 from ddplaunch.text import KEEPER_ID, grouped, quote
 
 if TYPE_CHECKING:
@@ -139,13 +137,12 @@ class _Inspected:
     run_id: str
     launcher_tags: Mapping[str, str]
     command: tuple[str, ...]
-    state_folder: Path | None = None
+    has_our_state_folder: bool = False
 
     @property
     def is_keeper(self) -> bool:
         """Whether it waits for runs with the state folder of this process."""
-        is_ours = self.state_folder == run_folder.base_at_home(os.environ)
-        return self.command[:2] == KEEPER_COMMAND and not self.tag and is_ours
+        return self.command[:2] == KEEPER_COMMAND and not self.tag and self.has_our_state_folder
 
     @property
     def is_agent(self) -> bool:
@@ -207,9 +204,7 @@ def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
         run_id=next(procfs.values(environ, environment.TORCHELASTIC_RUN_ID), ""),
         launcher_tags=run_tags.launcher_memfds(pid),
         command=tuple(process.cmdline()),
-        state_folder=run_folder.base_at_home(
-            {name: value for name in ("XDG_STATE_HOME", "HOME") for value in procfs.values(environ, name)}
-        ),
+        has_our_state_folder=run_folders.has_our_state_folder(environ),
     )
 
 

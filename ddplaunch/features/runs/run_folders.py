@@ -127,7 +127,7 @@ def find(option: str, text: str, log_dir: str | None) -> RunFolder:
     in_given = _named(word, _in_bases([given])) if given else []
     found = in_given or _named(word, _in_bases(where))
     if not in_given and not any(is_running(folder, _started(folder)) for folder in found):
-        live = {tag: (run_id, folder) for tag, run_id, folder in _live()}
+        live = {tag: (run_id, folder) for tag, run_id, folder in _live(only_ours=word == LAST)}
         folders = dict.fromkeys(
             (*_in_bases(where), *(run_of(folder) for _, folder in live.values() if folder is not None))
         )
@@ -293,13 +293,24 @@ def _opened(folder: Path) -> RunFolder:
 # Live runs.
 
 
-def _live() -> Iterator[tuple[str, str, Path | None]]:
-    """Run tag, run id and folder of every live launcher of this user; the folder is None if it keeps no files."""
+def _live(*, only_ours: bool = False) -> Iterator[tuple[str, str, Path | None]]:
+    """Run tag, run id and folder of every live launcher of this user; the folder is None if it keeps no files.
+
+    ``only_ours``: of those with this state folder. A script or a test with its own XDG_STATE_HOME has runs of its own.
+    """
     for pid in procfs.own_pids():
-        if tags := run_tags.launcher_memfds(pid):
+        tags = run_tags.launcher_memfds(pid)
+        if tags and not (only_ours and not has_our_state_folder(procfs.read(f"/proc/{pid}/environ"))):
             folders = {started.run_tag: folder for folder, started in run_json.of_launcher(pid)}
             for tag, run_id in tags.items():
                 yield tag, run_id, folders.get(tag)
+
+
+def has_our_state_folder(environ: bytes) -> bool:
+    """Whether a process with these contents of /proc/PID/environ has this process's default folder of run folders."""
+    names = ("XDG_STATE_HOME", "HOME")
+    variables = {name: value for name in names for value in procfs.values(environ, name)}
+    return run_folder.base_at_home(variables) == run_folder.base_at_home(os.environ)
 
 
 def _has_launcher(started: RunFacts) -> bool:
