@@ -6,7 +6,7 @@ Runs in the process that the user started, and imports a command when it is give
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,10 @@ COMMANDS = [row for row in features.rows() if isinstance(row, Command) and row.o
 
 WORDS = {row.option.removeprefix("--") for row in COMMANDS}
 """What might be typed without dashes."""
+
+_OF_ALL = ("log_dir", "verbose", "quiet")
+_OF_HOSTS = (*HOST_OPTIONS, "export", "env_file", "cluster", "shutdown_timeout")
+"""Names of the options of a run that commands without a script take: all of them, and those that ask other machines."""
 
 OF_COMMANDS = {row.name for row in ROWS if row.of} | {_ROWS[row.option].name for row in COMMANDS}
 """Names of the options that are not of a run."""
@@ -97,15 +101,18 @@ def run(
     show: Callable[[str], None],
     report: Callable[[str], None],
     configure: Callable[..., LaunchConfig],
+    inherited: Container[str],
 ) -> int:
     """Run a command and return its exit code; the arguments are those of the ``Request``.
+
+    ``inherited``: long names of the options that the environment has set; they are meant for runs.
 
     Raises:
         UsageError, LaunchError: as the command; or it cannot be combined with an option.
     """
     from ddplaunch.cli.build_config import connection_options
 
-    _check(command, options)
+    _check(command, options, inherited)
     own = {row.name: _value(row, options) for row in ROWS if command.option in (row.of, row.long_name)}
     request = Request(
         value=own[_ROWS[command.option].name],
@@ -139,15 +146,29 @@ def _words(command: Command) -> str:
     return f"{_ROWS[command.option].of} {command.option}".lstrip()
 
 
-def _check(command: Command, options: Mapping[str, Any]) -> None:
+def _check(command: Command, options: Mapping[str, Any], inherited: Container[str]) -> None:
     if command.takes_script:
         return
     words, metavar = _words(command), _ROWS[command.option].metavar or ""
     if options["script"]:
         hint = "--hosts and --hostfile name other machines." if command.takes_hosts else ""
         raise UsageError(f"{words}: {options['script']}: no script is run", hint)
+    _check_options(command, options, inherited)
     if command.takes_hosts:
         return
     if given := next((option for option in HOST_OPTIONS if options[option] is not None), ""):
         message = f"{words} reads files of this machine, and --{given} names others"
         raise UsageError(message, f"On that machine: ddplaunch {words} {metavar}".rstrip() + ".")
+
+
+def _check_options(command: Command, options: Mapping[str, Any], inherited: Container[str]) -> None:
+    """Refuse an option of a run: a user who gives one means something else by it, as by ``--logs job7 -r 1``."""
+    taken = (*_OF_ALL, *_OF_HOSTS)
+    own = {command.option, _ROWS[command.option].of} - {""}
+    for row in ROWS:
+        is_given = options[row.name] not in (None, False, (), row.default) and row.long_name not in inherited
+        is_taken = row.name in taken or row.sets.startswith("remote.") or row.long_name in own or row.of in own
+        if is_given and not is_taken:
+            more = ", ".join(other.long_name for other in ROWS if other.of and other.of == command.option)
+            hint = f"Options of {command.option}: {more}." if more else ""
+            raise UsageError(f"{_words(command)}: {row.long_name} is an option of a run, and has no effect", hint)

@@ -111,7 +111,8 @@ def _dispatch(**options: Any) -> LaunchConfig | StartedBy | int:
     """The configuration of the run; or run another command, and return its exit code."""
     chosen = commands.chosen(options)
     if chosen and not chosen.starts_run:
-        return commands.run(chosen, options, _show, _print, partial(_to_config, options))
+        inherited = click.get_current_context().meta[INHERITED]
+        return commands.run(chosen, options, _show, _print, partial(_to_config, options), inherited)
     config = _to_config(options)
     return StartedBy(config, chosen.run) if chosen else config
 

@@ -42,4 +42,4 @@ def test_a_command_about_files_takes_no_hosts(command: Command) -> None:
     reads_files = not (command.takes_script or command.takes_hosts)
     if reads_files:
         with pytest.raises(UsageError, match="reads files of this machine, and --avoid names others"):
-            commands.run(command, options(avoid="gpu1"), print, print, dict)
+            commands.run(command, options(avoid="gpu1"), print, print, dict, ())
