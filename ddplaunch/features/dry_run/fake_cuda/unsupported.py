@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -44,19 +45,27 @@ _REASONS = (
         "Triton compiles for GPUs only",
         "choose an implementation without Triton; many libraries do where it is not installed",
     ),
-    ("graph", "a graph is work that a GPU has recorded", "run it without graphs in a dry run"),
+    (
+        r"cuda\.?graph|accelerator\.graph|graph_pool|graphed_callables",
+        "a graph is work that a GPU has recorded",
+        "run it without graphs in a dry run",
+    ),
     ("ipc_handle", "a handle names an event of a GPU", _SKIP),
-    ("symm", "a kernel on one GPU uses the memory of the others", "use process groups in a dry run"),
+    (
+        "symmetric_memory|symm_mem",
+        "a kernel on one GPU uses the memory of the others",
+        "use process groups in a dry run",
+    ),
     ("nccl", "NCCL connects GPUs only", "use torch.distributed.new_group, which a dry run simulates"),
-    ("cuda.comm", "it copies between several GPUs of one process", _SKIP),
+    (r"cuda\.comm\b", "it copies between several GPUs of one process", _SKIP),
     ("cpp_extension", "CUDA sources run on GPUs only", _SKIP),
     ("jiterator", "CUDA sources run on GPUs only", _SKIP),
-    ("stream", "a library made this stream on a GPU", _SKIP),
-    ("pool", "it manages the memory of a GPU", _SKIP),
-    ("alloc", "it manages the memory of a GPU", _SKIP),
+    ("external_?stream|stream_from_external", "a library made this stream on a GPU", _SKIP),
+    ("mem_?pool|allocator", "it manages the memory of a GPU", _SKIP),
     ("", "the CPU has no counterpart", _SKIP),
 )
-"""A part of the call or the error, in lower case; why that needs a GPU; what to do. The first that matches holds."""
+"""A pattern for a part of the call or the error, in lower case; why that needs a GPU; what to do. The first that fits
+holds."""
 _NO_GPU_MESSAGES = (
     "Torch not compiled with CUDA",
     "PyTorch was compiled without CUDA",
@@ -134,7 +143,8 @@ def exit_unsupported(call: str, frames: traceback.StackSummary, error: str = "")
     script, library = _script_frame(frames), _library_frame(frames)
     where = f"{script.filename}:{script.lineno}: " if script else ""
     through = f", called by {library.filename}:{library.lineno}" if library and library != script else ""
-    why, advice = next((why, advice) for part, why, advice in _REASONS if part in f"{call} {error}".lower())
+    said = f"{call} {error}".lower()
+    why, advice = next((why, advice) for part, why, advice in _REASONS if re.search(part, said))
     reason = f" ({error})" if error else f": {why}"
     line = f"ddplaunch: {where}{call}{through} needs a real GPU{reason}; {advice}\n"
     for stream in (sys.stdout, sys.stderr):

@@ -43,6 +43,7 @@ CALLS = {
     "what NCCL can and this torch's gloo cannot": lambda: unknown_to_gloo(),
     "tensor.__cuda_array_interface__": lambda: cuda_array(),
     "other calls into CUDA": lambda: torch._C._cuda_getCurrentRawStream(0),
+    "other calls into CUDA, in words of others": lambda: other_words(),
 }
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/a_library/steps.py"
@@ -55,6 +56,7 @@ ADVICE = {
     "torch.cuda.CUDAGraph": "needs a real GPU: a graph is work that a GPU has recorded; run it without graphs",
     "torch.distributed._symmetric_memory": "needs a real GPU: a kernel on one GPU uses the memory of the others; use",
     "torch.distributed.ProcessGroupNCCL": "needs a real GPU: NCCL connects GPUs only; use torch.distributed.new_group",
+    "other calls into CUDA, in words of others": "; skip it in a dry run",
     "torch.cuda.MemPool": "needs a real GPU: it manages the memory of a GPU; skip it in a dry run, where torch",
 }
 """Parts of the line about some calls: why they are refused, and what to do."""
@@ -64,6 +66,7 @@ REFUSED_BY_TORCH = {
     "what NCCL can and this torch's gloo cannot",
     "tensor.__cuda_array_interface__",
     "other calls into CUDA",
+    "other calls into CUDA, in words of others",
     "Triton, missing",
 }
 """Calls that end with an exception."""
@@ -82,6 +85,12 @@ def cuda_array():
     tensor = torch.ones(1).cuda()
     assert not hasattr(tensor, "__cuda_array_interface__")  # Libraries that ask first take the tensor as the CPU's.
     return tensor.__cuda_array_interface__
+
+
+def other_words():
+    """The line has parts of the words by which other advice is chosen."""
+    paragraph = torch._C._cuda_getCurrentRawStream(0)
+    return paragraph
 
 
 def symmetric_memory():
@@ -156,7 +165,8 @@ def main():
         line = rf"ddplaunch: {place}: .+ needs a real GPU{reason}; .+"
         assert (code, bool(re.search(rf"(?m)^{line}\n\Z", said))) == (85, True), f"{name}: {code}, {said}"
         assert is_refused == said.startswith("Traceback"), said
-        named = {"other calls into CUDA": "_cuda_getCurrentRawStream"}.get(name, name.split(",")[0])
+        row = name.partition(",")[0]
+        named = {"other calls into CUDA": "_cuda_getCurrentRawStream"}.get(row, row)
         assert named in said or "gloo" in name, said
         assert ADVICE.get(name, "").format(folder=folder) in said, said
         print(f"refused: {name}")
