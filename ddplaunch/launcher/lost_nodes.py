@@ -78,6 +78,7 @@ time    name                                   who acts when it is over
                                                ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the 5 s of the launcher;
                                                where each node has a launcher, it is 5 s
 10 s    ``silent_after_s`` and 2 heartbeats    another member: the store has not answered
+10 s    ``silent_after_s`` and 2 s             the node that serves: the last verdict is sent, and not all have left
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
 25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
 30 s    ``TimeoutConfig.shutdown_timeout_s``   an agent kills workers that SIGTERM has not ended
