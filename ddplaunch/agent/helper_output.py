@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _LINE_BYTES = 4096
 """A longer line of a helper counts as several."""
 
+_STACK_LINE = re.compile(rb"(frame #\d+: |Exception raised from ).*|\s*")
+"""Of the stack that C++ writes behind an error, such as the end of a connection: the line before says what it is."""
+
 _MAX_NOTICES = 100
 """Lines of a helper that the launcher gets; the file has all."""
 
@@ -29,7 +33,8 @@ class HelperOutput:
     """What one helper writes.
 
     Mostly warnings of torch. They are no messages of ddplaunch: they go into a file of the run folder, and with -v they
-    are shown under the helper's name. A daemon thread reads the pipe until its end. Main thread only.
+    are shown under the helper's name, without stacks of C++. A daemon thread reads the pipe until its end. Main thread
+    only.
 
     Attributes:
         fd: for the helper's stdout and stderr; whoever starts the helper closes it.
@@ -50,20 +55,27 @@ class HelperOutput:
         self._thread = in_thread(title, lambda: self._read_all(reader, movable))
 
     def last_line(self, timeout_s: float) -> str:
-        """The last line of a helper that has ended; waits for at most ``timeout_s`` for the end of the pipe."""
+        """The last line of a helper that has ended, but none of a stack of C++.
+
+        Waits for at most ``timeout_s`` for the end of the pipe.
+        """
         self._thread.join(timeout_s)
         return self._last_line
 
     def _read_all(self, reader: int, file: Path | None) -> None:
         log: LogFile | None = None
         with os.fdopen(reader, "rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(_LINE_BYTES), b"")):
+            shown = 0
+            for line in iter(lambda: stream.readline(_LINE_BYTES), b""):
                 if file:
                     log = log or LogFile(file, self._show)
                     log.write(line)
+                if _STACK_LINE.fullmatch(line.rstrip(b"\n")):
+                    continue
                 self._last_line = line.decode("utf-8", "backslashreplace").rstrip("\n")
-                if number < _MAX_NOTICES:
+                if shown < _MAX_NOTICES:
                     self._show(self._last_line)
+                shown += 1
         if log:
             log.close()
         if file:

@@ -30,6 +30,16 @@ def test_lines_are_kept_and_shown_with_v_under_the_name_of_the_helper(is_kept: b
     assert not is_kept or (moved / "store.log").read_bytes() == b"one\n[W two\xff"
 
 
+def test_the_stack_of_an_error_in_torch_is_kept_and_not_shown(tmp_path: Path) -> None:
+    shown: list[Notice] = []
+    output = HelperOutput("the store", tmp_path / "store.log", shown.append)
+    error = b"[W1] recvValue failed on SocketImpl(fd=7)\n"
+    stack = b"Exception raised from recvBytes at /x.cpp:670 (most recent call first):\nframe #0: c10::Error + 0x80\n\n"
+    assert written(output, error + stack) == error.decode().strip()
+    assert shown == [Notice(f"the store: {error.decode().strip()}", 1)]
+    assert (tmp_path / "store.log").read_bytes() == error + stack
+
+
 def test_a_helper_that_writes_without_end_is_shown_in_part_and_kept_whole(tmp_path: Path) -> None:
     shown: list[Notice] = []
     output = HelperOutput("the store", tmp_path / "store.log", shown.append)
