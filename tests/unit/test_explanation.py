@@ -133,6 +133,7 @@ CASES: dict[str, list[RankEvidence]] = {
         waiting(0, nccl(1, "send 0->1", is_p2p=True)),
         waiting(1, nccl(1, "recv 1<-0", is_p2p=True)),
     ],
+    "NCCL: a send to no number": [waiting(0, nccl(1, f"send 0->{peer}", is_p2p=True)) for peer in ("²", "9" * 5000)],
     "sizes that may differ": [waiting(rank, nccl(1, "all_to_all", size=rank + 1)) for rank in range(4)],
     "parts of a gathered tensor may differ": [gathers(rank, 10) for rank in range(4)],
     "the whole of a gathered tensor may not": [gathers(rank, 10 + (rank == 2)) for rank in range(4)],

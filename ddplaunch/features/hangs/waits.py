@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections import defaultdict
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
@@ -307,7 +308,7 @@ def _p2p(group: Group, rank: int, call: CollectiveCall) -> Place:
     """A send or recv of NCCL: ``send 0->1`` or ``recv 1<-0``, in ranks of the group."""
     operation, _, ends = call.operation.partition(" ")
     peer = ends.replace("->", " ").replace("<-", " ").split()[1:]
-    index = int(peer[0]) if peer and peer[0].isdigit() else len(group.ranks)
+    index = int(peer[0]) if peer and re.fullmatch("[0-9]{1,9}", peer[0]) else len(group.ranks)
     return Place(group, operation, rank=rank, peer=group.ranks[index] if index < len(group.ranks) else None)
 
 
