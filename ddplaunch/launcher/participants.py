@@ -137,8 +137,8 @@ class Participants:
 
     def _too_few_error(self) -> LaunchError:
         """Spares cannot be used, or hosts at the start. After the loss of a node it is that which ends the run."""
-        hosts = "not enough hosts" if len(self._failures) < len(self.nodes.hosts) else "no host"
-        what = f"{hosts} can be used\n{failures_table(self._failures)}"
+        table, is_none_left = failures_table(self._failures), len(self._failures) >= len(self.nodes.hosts)
+        what = f"no host can be used\n{table}" if is_none_left else f"not enough hosts can be used\n{table}"
         losses = [node.loss for node in self.nodes.lost if node.loss]
         return LaunchError(f"{losses[-1]}; {what}", "", NODE_LOST) if losses else LaunchError(what, "", NODE_NOT_READY)
 

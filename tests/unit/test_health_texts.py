@@ -51,9 +51,8 @@ def test_what_findings_and_differences_are_told_as() -> None:
         "a refusal is one line": [
             findings.refusal([replace(XID, severity="warn"), replace(XID, local_ranks=()), XID, XID], "gpu3")
         ],
-        "what is wrong": [
-            findings.problem([log_folder.silent("/logs", 2.0)]),
-            findings.problem([log_folder.silent("/logs", 2.0), XID]),
+        "only the folder of the logs": [
+            str(findings.are_of_folder([log_folder.silent("/logs", 2.0), *more])) for more in ((), (XID,))
         ],
         "a silent folder": [found.severity for found in [log_folder.silent("/logs", 2.0)]],
         "an odd node": [

@@ -72,7 +72,8 @@ class HealthPart(Part):
         if not wrong or self._spec.health != "refuse":
             return True
         if not self._spec.one_launcher_leads:
-            text = f"{findings.problem(wrong)}: {findings.refusal(wrong, self._spec.host)}"
+            line, of_folder = findings.refusal(wrong, self._spec.host), findings.are_of_folder(wrong)
+            text = f"logs cannot be written: {line}" if of_folder else f"the hardware is not sound: {line}"
             self._node.rendezvous.tell_cannot_join(text)
             raise LaunchError(text, _REFUSED_HINT, HARDWARE)
         return False

@@ -68,10 +68,9 @@ def refusal(findings: Sequence[HealthFinding], host: str) -> str:
     return f"{line(wrong[0], host)}{more}"
 
 
-def problem(findings: Sequence[HealthFinding]) -> str:
-    """What is wrong with nodes that have these findings, in a few words."""
-    is_of_folder = all(finding.rule.startswith("folder-") for finding in findings)
-    return "logs cannot be written" if is_of_folder else "the hardware is not sound"
+def are_of_folder(findings: Iterable[HealthFinding]) -> bool:
+    """Whether all findings are about the folder of the logs, and none about the hardware."""
+    return all(finding.rule.startswith("folder-") for finding in findings)
 
 
 # All findings of a node, and what its machine has.

@@ -135,10 +135,12 @@ class HealthWatch(Watch):
         lines = {index: findings.refusal(refused[index], self._nodes.all[index].host) for index in sorted(refused)}
         if self._participants.dispensable_count < len(refused):
             remaining, needed = self._participants.remaining_and_needed(self._nodes.all[index] for index in refused)
-            problem = findings.problem([finding for wrong in refused.values() for finding in wrong])
+            of_folder = all(map(findings.are_of_folder, refused.values()))
             table = "\n".join(f"  {line}" for line in lines.values())
             have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
-            raise LaunchError(f"{problem}; {have}\n{table}", _HINT, HARDWARE)
+            why = f"{have}\n{table}"
+            text = f"logs cannot be written; {why}" if of_folder else f"the hardware is not sound; {why}"
+            raise LaunchError(text, _HINT, HARDWARE)
         for index, line in lines.items():
             self._show(f"not used: {line}", Level.ALWAYS)
             self._participants.leave(self._nodes.all[index])
