@@ -238,8 +238,7 @@ class Agent(NodeServices):
         self.forkserver.ensure_forkserver()
         is_ready = lambda: self.forkserver.is_ready or self._must_stop()  # noqa: E731
         if not self.wait(is_ready, time.monotonic() + _SLOW_IMPORT_S):
-            said = f"importing torch on {self._spec.host} takes over {_SLOW_IMPORT_S:.0f} s"
-            self.outbox.send(Notice(f"{said}: a slow file system, or busy CPUs (load {os.getloadavg()[0]:.0f})"))
+            self.outbox.send(Notice(f"importing torch on {self._spec.host} takes long: busy CPUs, or a slow disk"))
             self.wait(is_ready)
 
     def start_member(self, fds: list[int]) -> None:

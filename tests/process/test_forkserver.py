@@ -187,7 +187,7 @@ def test_an_import_that_takes_long_is_told_with_what_may_delay_it(tmp_path: Path
     waits = "import os, time\nwhile not os.path.exists({!r}):\n    time.sleep(0.05)\n"
     path = modules(tmp_path / "lib", mine=waits.format(str(tmp_path / "go")))
     running = start("--preload", "mine", "-m", "ddplaunch.version", env=path)
-    running.wait_for(r"importing torch on .* takes over 15 s: a slow file system, or busy CPUs \(load \d+\)$")
+    running.wait_for(r"importing torch on .* takes long: busy CPUs, or a slow disk$")
     (tmp_path / "go").touch()
     assert running.finish().returncode == 0
 

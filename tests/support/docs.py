@@ -200,7 +200,7 @@ class Screen:
 
 _BEFORE_PAGE = r"^ddplaunch: (\d|dry run)|^\["
 
-_NOISE = r"takes over \d+ s: |could not be inspected"
+_NOISE = r"takes long: |could not be inspected"
 """Lines that only a busy machine or a container shows."""
 
 _JOBS = """
