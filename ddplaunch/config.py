@@ -196,7 +196,8 @@ class RemoteConfig:
         config: ssh configuration file in place of the user's; None: the user's.
         accept_new: accept and store the keys of unknown hosts, as ``ssh -o StrictHostKeyChecking=accept-new``.
         connect_timeout_s: seconds for one attempt, from the name look-up to the login.
-        start_timeout_s: seconds from the login, or the start of srun, to the agent's first record, ``setup`` included.
+        start_timeout_s: seconds from the login, or the start of srun or another such command, to the agent's first
+            record, ``setup`` included.
         python: interpreter of the agents; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.
         environ: variables that all workers get, also those on this machine, as pairs.
@@ -265,7 +266,7 @@ class LaunchConfig(AgentConfig):
     Attributes:
         script: path of the script, name of the module, or program, according to ``entry``.
         script_args: arguments of the script.
-        entry: kind of ``script``; ``function`` is set by ``launch`` for a function of this file.
+        entry: kind of ``script``; ``function`` is set by ``launch``, for a function of the file ``script``.
         text: what workers run: text of the script ``-``, or a function as ``launch`` encodes it; else empty.
         python: interpreter of the script; None: the launcher's.
         chdir: working directory of the workers on every node; None: the launcher's.

@@ -200,10 +200,9 @@ class SchedulerRow:
 
     Attributes:
         word: the value of ``--cluster`` that selects it.
-        starts: ``job``: what starts the script of a job, or a pod. ``step``: what starts a step of its own job, as srun
-            does. ``mpi``: what can also run inside a job or a step of another scheduler, like mpirun behind srun. Then
-            the variables of both are set, and the innermost counts: ``mpi`` is tried first, then ``step``, then
-            ``job``.
+        starts: in which order the rows are tried, since the variables of several may be set, and the innermost counts:
+            first ``mpi``, which can run inside a job or a step of another scheduler, like mpirun behind srun; then
+            ``step``, a step of its own job, as srun starts it; then ``job``, the script of a job, or a pod.
         variables: environment variables that are all set where this scheduler started ddplaunch.
         read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
             None if they are those of another job, or say too little.

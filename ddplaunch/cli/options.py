@@ -2,9 +2,10 @@
 
 A row says all about an option. ``build_config`` applies those that set a field, and decides about the others.
 
-An option has three places: its field, its row, and its use. The row stands here, in ``host_options`` (other machines),
-in ``rendezvous_options`` (nodes and how they meet), or in ``rows`` of a feature's package. Who uses the value says
-which class in ``config`` or ``timeouts`` has the field; the value is then there already:
+An option has three places: its field, its row, and its use; a variable for the script is also in ``NAMES``. The row
+stands here, in ``host_options`` (other machines), in ``rendezvous_options`` (nodes and how they meet), or in ``rows``
+of a feature's package. Who uses the value says which class in ``config`` or ``timeouts`` has the field; the value is
+then there already:
 
 =======================  ========================================  ====================================================
 who uses it              the field is in                           where it is found
@@ -18,12 +19,12 @@ forks before the script                                            fork ``_becom
                                                                    there, also an executed one. An OSError or
                                                                    ValueError there is told in one line
 script                   ``WorkerConfig``                          a variable: ``worker_environ`` in
-                                                                   ``protocol.environment``; of a feature
-                                                                   ``Part.worker_environ``
+                                                                   ``protocol.environment``, and a row of ``NAMES``
+                                                                   there; of a feature ``Part.worker_environ``
 a feature in a worker    ``WorkerConfig``, or no field             the text that ``Part.for_worker`` returns for it
 =======================  ========================================  ====================================================
 
-One kind has more places: where each node has a launcher with options of its own, the nodes may have to agree on one
+Another kind has more places: where each node has a launcher with options of its own, the nodes may have to agree on one
 value. The agent of the node that serves passes it to the coordinator in ``MemberSpec``, and ``RoundFormed`` tells it to
 all, as ``max_restarts``.
 """

@@ -103,8 +103,8 @@ class SchedulerInfo:
     What each ``kind`` needs, besides ``name``, ``description`` and ``is_server``:
 
     - ``allocation``: ``find_hosts``, and ``transport`` if they are not reached over SSH.
-    - ``node``, of several: ``index`` and ``launchers``, if they are known. All launchers need the same ``first_host``,
-      ``token`` and ``ports``, or ``find_endpoint``, which asks for them. One launcher ``is_server``.
+    - ``node``, of several: ``index`` and ``launchers``, if they are known. All launchers need the same ``first_host``
+      and ``ports``, or ``find_endpoint``, which asks for them. One launcher ``is_server``.
     - ``task``: the same, and ``task``.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 ``FEATURES`` is the list. The core knows features only by it, and by the names of their standard modules (``Feature``):
 without a folder and its line, everything else works. A feature uses the core, and the records and rules of the features
-that it needs. Only a module that runs in a worker may import torch.
+that it needs. Only what runs in a worker, or prepares one (``warm``, ``dry_run``), may import torch.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ FEATURES = (
     Feature("node_progress", ("launcher",), declares=False),
     Feature("redraws", ("launcher",), declares=False),
     Feature("tracebacks", ("launcher",), declares=False),
-    Feature("collect_logs", ("launcher", "records", "after_end"), (), ("text",), "output.collect_logs"),
+    Feature("collect_logs", ("launcher", "records", "after_end"), before_run=("text",), only="output.collect_logs"),
     Feature("runs", declares=False),
     Feature("ps", ("queries",), needs=("runs",)),
     Feature("gpus", ("agent",), declares=False),
@@ -81,7 +81,7 @@ FEATURES = (
     Feature("faults", ("launcher", "agent", "records"), only="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "runs", "usage")),
     Feature("slurm", ("launcher", "tables"), before_run=("requeue_on",), only="slurm_job"),
-    Feature("metrics", ("launcher",), ("usage",), only="output.metrics_file"),
+    Feature("metrics", ("launcher",), needs=("usage",), only="output.metrics_file"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
     Feature("misplaced_options", ("launcher",), only="script_args", declares=False),
@@ -93,7 +93,9 @@ FEATURES = (
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
-    Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), only="text", declares=False),
+    Feature(
+        "functions", ("launcher", "agent", "worker", "target"), needs=("collect_logs",), only="text", declares=False
+    ),
     Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),

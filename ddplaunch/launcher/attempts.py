@@ -79,7 +79,7 @@ class Attempts:
     def on_ended(
         self, node: int, result: AttemptResult, participants: Sequence[int], evidence: Iterable[Report] = ()
     ) -> list[AttemptResult]:
-        """A node's workers have ended; ``evidence``: what they knew of their collectives, if these have failed.
+        """A node's workers have ended; ``evidence``: what parts of features have sent with the result.
 
         No effect if the node has gone, or has been in a later attempt, or has reported the end of this one.
         """

@@ -1,6 +1,7 @@
-"""Environment variables of a worker, in addition to those of its agent; names and meaning are torchrun's.
+"""Environment variables of a worker, in addition to those of its agent; most are torchrun's, with its meaning.
 
-Used by the agent and by --plan. Pure. A test compares the environment table of the docs with ``NAMES``.
+Used by the agent and by --plan. Pure. A variable that scripts see has a row of ``NAMES``: ``-x`` refuses these names,
+--plan shows them, and a test compares the environment table of the docs with them.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def worker_environ(
     error_file: str,
     request_file: str = "",
 ) -> dict[str, str]:
-    """The environment of one worker, complete except for the variable of its devices.
+    """The environment of one worker, complete but for the variable of its devices, and those of features.
 
     ``error_file`` is a path in the log folder of the worker; empty without one. ``request_file`` is there too, or in
     memory.

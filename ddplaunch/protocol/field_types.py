@@ -48,7 +48,7 @@ Pids = Annotated[tuple[Pid, ...], at_most(1 << 16)]
 Descriptor = Annotated[int, between(0, 1 << 30)]
 Port = Annotated[int, between(0, 65535)]
 Size = Annotated[int, between(0, 1 << 60)]
-"""A number of bytes, or another number that is only shown."""
+"""Any number that is only shown, as one of bytes or lines."""
 
 Limitless = Annotated[int, between(0, (1 << 63) - 1)]
 """A number with which others are compared, as ``sys.maxsize``."""

@@ -264,7 +264,7 @@ class Output(wire.Chunk):
 
 
 class Report(wire.Nested):
-    """Base of the records of features that agents send to the launcher that watches the job, during an attempt."""
+    """Base of features' records to the launcher that watches the job; to the node's own as evidence of an attempt."""
 
     attempt: int
     direction = "FROM_AGENT"

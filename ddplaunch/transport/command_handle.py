@@ -169,6 +169,9 @@ class CommandTransport(Transport):
     def carrier(config: LaunchConfig, host: Host) -> tuple[str, ...]:
         """The command and its options; ddplaunch appends ``/bin/sh -c COMMAND``, to be executed on ``host``.
 
+        The host must get these three words as separate arguments: a command that joins its words for a shell, as ssh
+        does, needs a wrapper that quotes them.
+
         ``--plan`` calls it, too: it starts nothing and contacts nobody. Forwarded variables travel over stdin.
 
         The command carries stdin, stdout and stderr without a terminal, passes on the end of stdin, and exits with the
