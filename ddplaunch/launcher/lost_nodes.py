@@ -219,7 +219,7 @@ class LostNodes:
 
         One bad node must not end the run of the others. Agents on this machine are part of this program: there, an
         unexpected error is a bug, with which the run ends in order and with its report. A report of another node that
-        such an agent passes on is only ignored; the first one with an unexpected error is shown.
+        such an agent passes on is only ignored, and shown with ``-v``; the first one with an unexpected error always.
         """
         is_invalid = isinstance(error, ProtocolError)
         what = "is invalid" if is_invalid else f"cannot be handled: {type(error).__name__}"

@@ -34,7 +34,7 @@ class NodeState(enum.Enum):
         CONNECTING   -> RUNNING | DONE | SWEEPING | LOST
         RUNNING      -> ENDING | DONE | SWEEPING | LOST
         ENDING       -> HELD | DONE | SWEEPING | LOST
-        HELD         -> DONE
+        HELD         -> DONE | SWEEPING | LOST
         SWEEPING     -> LOST
 
     DONE and LOST are final. A node whose sweep cannot be started goes to LOST at once.

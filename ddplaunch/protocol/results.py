@@ -129,7 +129,7 @@ class RoundEnd:
         reason: why it ended, if no worker's failure ended it; empty otherwise.
         cause: the first failure of a worker, possibly on another node; None if none failed. In the AttemptResult of a
             single node it is None: ``exits`` has it.
-        hung: workers were stopped because no worker of the job wrote output for ``timeouts.hang_timeout_s``.
+        hung: workers were stopped because the job hung: by ``hang_timeout_s`` or ``busy_timeout_s`` of ``timeouts``.
         node_leaves: why no further attempt may use a node; empty otherwise.
     """
 

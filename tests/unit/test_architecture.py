@@ -56,7 +56,7 @@ HOMES = {
     "markupsafe": {"features/page"},
     "torch": {"rendezvous", "worker", "features"},
     "pynvml": {"system", "features/gpus"},
-    "psutil": {"agent", "system", "features"},
+    "psutil": {"system", "features"},
     "paramiko": {"features/ssh"},
 }
 """Every package that is not the standard library's or ours, and the only rooms that may import it."""

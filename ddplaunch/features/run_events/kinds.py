@@ -19,7 +19,7 @@ _KINDS = {
     "first_output": "the first output of a node in an attempt has arrived",
     "worker_failed": "a worker has failed; at most 20 for a node and attempt",
     "attempt_ended": "all workers of a node have ended",
-    "restart": "another attempt follows",
+    "restart": "another attempt follows, also one that is no restart: a node was lost, has joined or leaves",
     "node_joined": "a node is ready after the first attempt has started: a spare in place of another",
     "node_lost": "the agent of a node no longer answers, or has gone",
     "node_left": "a node has ended its part of the run",
