@@ -13,8 +13,8 @@ after       5 s                           5 s                         5 s       
 next        once all participants have    the same, on another        at once if MAX nodes are     none
 attempt     joined, a spare included      rendezvous                  there; else 30 s after MIN
                                                                       are
-a restart?  no, unless a worker has       never                       no, unless a worker has      -
-            failed by itself                                          failed by itself
+a restart?  no, unless a worker has       no, unless a node has the   no, unless a worker has      -
+            failed by itself              verdict on a failure        failed by itself
 user sees   "HOST has not answered for    the same, but then "a new   "HOST (node 1) is lost;      "the rendezvous at
             5 s; the job can go on        rendezvous has begun;       starting the workers         HOST:PORT is lost"
             without it", "SPARE replaces  starting the workers        again"
@@ -48,12 +48,17 @@ each   1:2       2      serves  none                      84    the rendezvous a
 each   2         2      serves  none                      84    the rendezvous at HOST:PORT is lost
 =====  ========  =====  ======  ========================  ====  ======================================  ================
 
-leads: one launcher leads all nodes, or each node has a launcher. hosts: those of ``--hosts``, or that have started
-ddplaunch; with more than MAX there are spares, or nodes that wait. The page begins so; REASON: how the launcher has
-noticed it. Where each node has a launcher, all that are left end with this code and this page. No case is a restart.
-Between two attempts it is the same, but where each node has a launcher 83 in place of 84 (steps 2 and 3 below). If the
-lost node did not serve, a job of a fixed size, too, first waits for ``join_timeout_s``, 600 s. Before any worker has
-run there is no page, but an error.
+leads: one launcher leads all nodes, or each node has a launcher; the run of one host and no spare, which has no
+rendezvous, is with "one". hosts: those of ``--hosts``, or that have started ddplaunch; with more than MAX there are
+spares, or nodes that wait. The page begins so; REASON: how the launcher has noticed it. No case is a restart.
+
+Where each node has a launcher, all that are left end with this code and this page. If the lost node served, each
+decides alone: one whose worker has failed by itself has the code and the page of that, one whose processes cannot be
+killed has 86. Between two attempts 83 is in place of 84 (steps 2 and 3 below), and if the lost node did not serve, a
+job of a fixed size, too, first waits for ``join_timeout_s``, 600 s.
+
+Where one launcher leads, a loss between two attempts is the same, but no worker is stopped and no node gets a verdict.
+Before any worker has run there is no page, but an error.
 
 Who decides a row, and so where it is changed: if one launcher leads, ``LostNodes._continue_or_fail`` here and
 ``Participants.continue_without``. If each node has one, ``Coordinator._why_too_few`` says whether the run can go on,
@@ -61,11 +66,21 @@ Who decides a row, and so where it is changed: if one launcher leads, ``LostNode
 ``RendezvousClient.too_few_error``. If the node that served is lost, ``MultiNodeRendezvous.finish_round``. The code 84
 is made of the result in ``launcher/outcome.py``; ``failure_page.page`` shows it.
 
+A lost node never comes back. To wait for it would need more than a row:
+
+- It must be a new index, in the position of the old one. ``attempts._GONE``, ``NodeState.LOST``, ``Node.is_ignored``,
+  the sweep, which kills by the node's tag, and ``Nodes.start_next`` and ``setup.agent_spec``, where an index is a host,
+  rely on it. If the old one stays assigned, ``NodeSilent`` begins a new rendezvous, for which it does not come.
+- ``Participants.on_changed`` does nothing as long as one node is connecting.
+- The others give up after ``join_timeout_s`` (``MultiNodeRendezvous._join_deadline``).
+- ``Nodes.losses`` and ``Participants._torch_mismatches`` have one node for each host, ``Run._finish`` reports the host
+  as unreachable if its sweep has not reported.
+
 Where one launcher leads, the end of the run waits for the sweep of the host, up to 20 s after the loss, and then
 says "left: unknown on HOST", also if the job has succeeded without it. If the launcher's own machine is lost,
 nobody says anything: the other agents get no ping for 5 s, and stop their workers.
 
-The times, as they are if the user sets none:
+The times, if the user sets none; in brackets: where each node has a launcher.
 
 ======  =====================================  ======================================================================
 time    name                                   who acts when it is over
@@ -74,19 +89,19 @@ time    name                                   who acts when it is over
 1 s     ``member.HEARTBEAT_S``                 each member sends its next heartbeat
 5 s     ``TimeoutConfig.lost_after_s``         the launcher: a node has not answered with ``Pong``, and is lost;
                                                an agent: it got no ``Ping``, and stops its workers (``LauncherLost``)
-8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat. It is
-                                               ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the 5 s of the launcher;
-                                               where each node has a launcher, it is 5 s
-10 s    ``silent_after_s`` and 2 heartbeats    another member: the store has not answered
-10 s    ``silent_after_s`` and 2 s             the node that serves: the last verdict is sent, and not all have left
+8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat (5 s). 8 s
+                                               are ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the launcher waits
+10 s    ``silent_after_s`` and 2 heartbeats    another member: the store has not answered (7 s)
+10 s    ``silent_after_s`` and 2 s             the node that serves: last verdict sent, and not all have left (7 s)
 20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
 25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
 30 s    ``TimeoutConfig.shutdown_timeout_s``   an agent kills workers that SIGTERM has not ended
 30 s    ``.last_call_timeout_s``               the member that serves: MIN nodes have joined, and not yet MAX; only
                                                where each node has a launcher
 68 s    ``silent_after_s``,                    an agent: it got no verdict on a round that has failed or was stopped,
-        ``shutdown_timeout_s`` and 30 s        and the rendezvous answers; the run ends (``multi_node._VERDICT_S``)
-600 s   ``TimeoutConfig.join_timeout_s``       an agent: it has joined, and no round was formed; exit code 83
+        ``shutdown_timeout_s`` and 30 s        and the rendezvous answers (65 s); the end (``multi_node._VERDICT_S``)
+600 s   ``TimeoutConfig.join_timeout_s``       an agent: it has joined, and no round was formed; exit code 83. Without
+                                               a limit before the first attempt, if one launcher leads
 ======  =====================================  ======================================================================
 
 **One launcher leads all nodes.**
@@ -94,40 +109,32 @@ time    name                                   who acts when it is over
 1.  ``Pings`` calls ``on_unresponsive``. If only the agent dies, ``ChannelClosed`` comes at once. A node whose records
     cannot be handled is lost, too (``count_as_lost``).
 2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepRun`` and answers with ``AgentEnded``. The node is
-    SWEEPING until then, and then LOST.
+    SWEEPING until the channel of that agent closes, for at most 20 s, and then LOST.
 3.  A spare takes its position, or the world shrinks. If fewer than MIN nodes are left, also after a spare that cannot
     be used, the run ends: ``Shutdown.fail`` sends ``StopWorkers``.
-4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that
-    serves it, whose member hands it to the ``Coordinator``. That sends ``StopRound`` to the agents of the round. They
-    stop their workers, send ``WorkersEnded``, and get a ``RoundVerdict``. If an attempt follows, they send
-    ``NodeJoined``. When all participants have joined, the coordinator forms the next round: ``RoundFormed``. If a
-    worker had failed by itself, and not because it lost its peers, the verdict is that on a failure: the attempt counts
-    as a restart, or none follows.
+4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that does,
+    for the ``Coordinator``. That sends ``StopRound`` to the agents of the round. They stop their workers, send
+    ``WorkersEnded``, and get a ``RoundVerdict``. If an attempt follows, they send ``NodeJoined``, and once all
+    participants have, the coordinator forms the next round: ``RoundFormed``. If a worker had failed by itself, and not
+    because it lost its peers, the verdict is that on a failure: the attempt counts as a restart, or none follows.
 5.  The lost node served the rendezvous. Once a spare is connected, if there is one, the first participant (the
     spare itself, if it replaces node 0) gets ``JoinRendezvous``. It stops its workers, and then opens an endpoint
     (``EndpointOpen``); only then do the others get ``JoinRendezvous``, and stop theirs. A member that gets no answer
     from the store makes its agent stop them earlier.
-    No node gets a verdict on this round, so that no failure in it counts; but a node whose processes cannot be killed
-    ends the run. The agents join the new rendezvous by ``NodeJoined``. Its coordinator knows the number of restarts
-    from ``JoinRendezvous`` and ``NodeJoined``.
-6.  Each agent sends ``AttemptEnded``, and ``Attempts`` merges those of the nodes that are left. ``AttemptStarted``
-    follows. After step 5 the reason is that of the first of these nodes in the order of their indices: it may be "the
-    rendezvous at HOST:PORT is lost: ..." in place of "a new rendezvous has begun".
+    No failure in this round counts, unless the lost node has given the verdict to a node before; a node whose processes
+    cannot be killed ends the run. The agents join the new rendezvous by ``NodeJoined``. Its coordinator knows the
+    number of restarts from ``JoinRendezvous`` and ``NodeJoined``.
+6.  Each agent sends ``AttemptEnded``, which ``Attempts`` merges, then ``AttemptStarted``. After step 5 the reason is
+    that of the lowest index: perhaps "the rendezvous at HOST:PORT is lost: ...", not "a new rendezvous has begun".
 
-Between two attempts it is the same, but no worker is stopped and no node gets a verdict.
-
-A lost node's index never comes back: a node that did would be a new index, like a spare. ``attempts._GONE``,
-``NodeState.LOST``, ``Node.is_ignored``, the sweep, which kills by the node's tag, and ``Nodes.start_next`` and
-``setup.agent_spec``, where an index is a host, rely on it.
-
-The nodes notice a loss, too, but later, so that they act only if the node still answers the launcher. When the member
-that serves has got no heartbeat of another for 8 s, the coordinator stops the round by itself, and ``NodeSilent`` tells
-the launcher, which begins a new rendezvous as in step 5. It has no effect if that node no longer takes part.
+The nodes notice a loss, too, but later: they act only if the node still answers the launcher. After 8 s without a
+heartbeat the coordinator stops the round by itself, and ``NodeSilent`` tells the launcher, which begins a new
+rendezvous as in step 5, unless that node no longer takes part.
 
 A member that gets no answer from the rendezvous store makes its agent stop its workers and send ``NeedsRendezvous``: at
-once if the connection is closed; after 10 s if the host has no power, since a call of the store then does not return.
-A new rendezvous begins. If one node alone loses the next two as well, the launcher reaches it and the nodes that serve
-do not: it is lost (``participants._MAX_LOST_BY_ONE``). When the fifth in a row is lost before a round is formed
+once if the connection is closed, else after 10 s, since a call of the store does not return if the host has no power.
+A new rendezvous begins. If one node alone loses the next two as well, only the launcher reaches it: it is lost
+(``participants._MAX_LOST_BY_ONE``). If the fifth in a row is lost before a round is formed
 (``participants._MAX_TRIES``), the run ends with exit code 83.
 
 **Each node has a launcher.** No launcher notices the loss of another node, and none starts a spare.
@@ -136,8 +143,7 @@ do not: it is lost (``participants._MAX_LOST_BY_ONE``). When the fifth in a row 
     in step 4 above. Nodes that wait at the endpoint for a free place (``NoFreePlace``) are the spares of the next one.
 2.  Without a waiting node, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait
     for another one, for ``join_timeout_s``; the page then names the lost nodes. A job of a fixed size ends on all
-    nodes, "not restarted: 1 other node is left, and 2 are needed"; between two attempts its nodes wait as those of an
-    elastic one.
+    nodes, "not restarted: 1 other node is left, and 2 are needed"; between two attempts it waits like an elastic one.
 3.  It served the rendezvous. The others notice it at once if its connection closes. While workers run, each node ends
     with the result of ``verdict.of_lost_rendezvous``; between two attempts with the error of
     ``RendezvousClient.unreachable_error``, since the nodes cannot meet again.
