@@ -286,7 +286,7 @@ FROM_NODE = (
     NodeCannotJoin,
     ReportToServer,
 )
-FROM_SERVER = (AssignNodes, OrderToNodes)
+FROM_SERVING_AGENT = (AssignNodes, OrderToNodes)
 """What only the agent of the node that serves the rendezvous may say to the coordinator: it never passes the store."""
 
 TO_NODE = (

@@ -8,8 +8,8 @@ client. So every thread has a separate client:
 thread   blocks in                             what happens then
 =======  ====================================  =========================================================================
 main     ``Mailbox.get``                       calls what the others post; each second a heartbeat
-agent    a read of the agent's channel         posts each record: for the coordinator's inbox; one of ``FROM_SERVER`` to
-                                               the coordinator at once
+agent    a read of the agent's channel         posts each record: for the coordinator's inbox; one of
+                                               ``FROM_SERVING_AGENT`` to the coordinator at once
 outbox   ``Box.records``                       posts each record of the coordinator, for the agent
 inbox    ``Box.records``                       only on the node that serves: posts each record of a node to ``Server``
 watch    a sleep of a second                   only on the other nodes: tells the agent that the main thread hangs
@@ -33,7 +33,7 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent
 from ddplaunch.protocol.rendezvous import (
     FROM_NODE,
-    FROM_SERVER,
+    FROM_SERVING_AGENT,
     TO_NODE,
     MemberReady,
     MemberSpec,
@@ -206,7 +206,7 @@ class Member:
     def _on_agent_record(self, record: object) -> None:
         if isinstance(record, NodeJoined):
             record = replace(record, nonce=self._nonce)
-        if not isinstance(record, FROM_SERVER):
+        if not isinstance(record, FROM_SERVING_AGENT):
             send_to_coordinator(self._store, self._signer, self._prefix, record)
         elif self._server:
             self._server.receive(record)
@@ -229,7 +229,7 @@ class Member:
         self._send_to_agent(RendezvousLost(f"the node that serves the rendezvous has not answered for {hung_s:g} s"))
 
     def _read_agent(self) -> None:
-        while (received := wire.read_record(self._reader, (*FROM_NODE, *FROM_SERVER))) is not None:
+        while (received := wire.read_record(self._reader, (*FROM_NODE, *FROM_SERVING_AGENT))) is not None:
             self._mailbox.post(partial(self._on_agent_record, received[0]))
 
     def _read_box(self, box: Box, handle: Callable[[object], None]) -> None:

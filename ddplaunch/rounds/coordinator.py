@@ -98,7 +98,7 @@ class Coordinator:
     _running: set[int] = field(default_factory=set)
     """The participants that have not reported the end of the round."""
     _reports: RoundReports = field(default_factory=RoundReports)
-    _lost: set[int] = field(default_factory=set)
+    _gone: set[int] = field(default_factory=set)
     """The nodes that have left or were lost, and have not joined again."""
     _avoided: set[str] = field(default_factory=set)
     """Hosts of nodes that must not be used again."""
@@ -139,9 +139,9 @@ class Coordinator:
         if self.phase is not Phase.WAITING:
             return []
         here = [joined.host for index, joined in self._waiting.items() if self.may_take_part(index)]
-        lost = [] if self.assigned else [self._hosts[index] for index in self.participants if index in self._lost]
+        gone = [] if self.assigned else [self._hosts[index] for index in self.participants if index in self._gone]
         come = [self._hosts[index] for index in self._waiting if index not in self.participants]
-        missed = (Counter(lost) - Counter(come)).keys() - self._avoided
+        missed = (Counter(gone) - Counter(come)).keys() - self._avoided
         needed, count = len(self.assigned) or self.min_nodes, len(here)
         hosts, lost_hosts = (quote(fold(names), _MAX_HOSTS_CHARACTERS) for names in (here, missed))
         waiting = WaitingNodes(hosts, count, max(0, needed - count), lost_hosts)
@@ -165,7 +165,7 @@ class Coordinator:
         if self.assigned:
             has_all = len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
             return has_all and set(self.departing).isdisjoint(self.assigned)
-        return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._lost
+        return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._gone
 
     def _is_running(self, node_index: int, attempt: int) -> bool:
         return attempt == self.attempt and node_index in self._running
@@ -178,7 +178,7 @@ class Coordinator:
     def _on_joined(self, record: NodeJoined) -> list[Outgoing]:
         index = record.node_index
         self._waiting[index], self._hosts[index] = record, record.host
-        self._lost.discard(index)
+        self._gone.discard(index)
         if self._cannot_start:
             self._to_come -= 1
             self._yet_to_leave |= {index} - {self.server}
@@ -230,10 +230,10 @@ class Coordinator:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
     def _assign(self, record: AssignNodes) -> list[Outgoing]:
-        lost = [index for index in self.assigned if index not in set(record.participants)]
+        removed = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
         self.departing, self.spares = record.departing, record.spares
-        return [*(sent for index in lost for sent in self.on_gone(index)), *self._form_if_complete()]
+        return [*(sent for index in removed for sent in self.on_gone(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
@@ -301,7 +301,7 @@ class Coordinator:
             self._yet_to_leave.discard(node_index)
             return self._all_left()
         self._waiting.pop(node_index, None)
-        self._lost.add(node_index)
+        self._gone.add(node_index)
         if self.phase is Phase.STARTING and node_index in self.participants:
             self.phase = Phase.WAITING
         if node_index not in self.participants or self.phase is Phase.WAITING:
@@ -326,7 +326,7 @@ class Coordinator:
             return [*told, *self._form_if_complete()]  # Of nodes that waited, if no participant is left.
         self.phase = Phase.FINISHED
         receivers = dict.fromkeys([*self.participants, *self._waiting])
-        self._yet_to_leave = receivers.keys() - self._lost - {self.server}
+        self._yet_to_leave = receivers.keys() - self._gone - {self.server}
         return [*self._tell(decided, receivers, {}), *self._all_left()]
 
     def _tell(self, decided: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
@@ -351,7 +351,7 @@ class Coordinator:
         if not leaving and (others_may_come or not self._reports.node_lost):
             return ""
         reason, here = self._reports.why_one_leaves, set(self.assigned) or {*self.participants, *self._waiting}
-        remaining = len(here - self._lost - leaving) + self.spares
+        remaining = len(here - self._gone - leaving) + self.spares
         ends_rendezvous = self.server in leaving and not self.assigned
         return too_few_nodes(remaining, self.min_nodes, reason, ends_rendezvous=ends_rendezvous)
 
@@ -365,7 +365,7 @@ class Coordinator:
             self._waiting.pop(index, None)
         if self.assigned:
             return {}
-        self._lost |= leaving
+        self._gone |= leaving
         return dict.fromkeys(sorted(leaving), last_verdict(decided, self._reports.why_one_leaves))
 
 

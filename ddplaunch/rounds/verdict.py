@@ -177,7 +177,7 @@ class Restarts:
 
     Attributes:
         limit: ``--max-restarts``.
-        count: number of restarts so far.
+        count: number of restarts so far; in records ``restarts_so_far``, and ``restart_count`` of a Round.
         causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended. The
             coordinator of a new rendezvous gets the count and not the causes: it needs ``MAX_IDENTICAL_FAILURES``
             rounds of its own before it calls them identical.
@@ -346,7 +346,7 @@ def of_spare(decided: RoundVerdict) -> AttemptResult:
 
 
 def of_node_that_left(result: AttemptResult) -> AttemptResult:
-    """``result`` of a node that has lost its launcher: the others go on without it."""
+    """``result`` of a node that has lost its launcher: the others go on without it; ``attempt_follows`` is theirs."""
     return replace(result, outcome="stopped", attempt_follows=True, decision=_GOES_ON)
 
 

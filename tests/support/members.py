@@ -16,7 +16,14 @@ from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.protocol.rendezvous import FROM_NODE, FROM_SERVER, MemberReady, MemberSpec, NodeLeft, RendezvousLost
+from ddplaunch.protocol.rendezvous import (
+    FROM_NODE,
+    FROM_SERVING_AGENT,
+    MemberReady,
+    MemberSpec,
+    NodeLeft,
+    RendezvousLost,
+)
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.threads import in_thread
 from tests.support.configs import rendezvous_config
@@ -92,7 +99,7 @@ class Node(NodeServices):
 
     def _answer_all(self, channel: socket.socket) -> None:
         with channel, channel.makefile("rb") as stream:
-            while (received := wire.read_record(stream, (MemberSpec, *FROM_NODE, *FROM_SERVER))) is not None:
+            while (received := wire.read_record(stream, (MemberSpec, *FROM_NODE, *FROM_SERVING_AGENT))) is not None:
                 self.told.append(received[0])
                 for answer in self.answers.get(type(received[0]), ()):
                     answer() if callable(answer) else channel.sendall(wire.encode(answer))

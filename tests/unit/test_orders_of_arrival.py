@@ -32,7 +32,7 @@ class FakeClient:
     def __init__(self, node: Any, config: RendezvousConfig) -> None:
         self.config, self._node = config, node
         self.ready, self.is_server, self.lost_reason, self.cannot_start = READY, True, None, None
-        self.is_spare = False
+        self.has_no_place = False
         self.waiting_nodes = WaitingNodes("node0", 4, 0)
         self.formed: RoundFormed | None = None
         self.verdict = None

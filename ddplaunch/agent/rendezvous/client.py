@@ -91,7 +91,7 @@ class RendezvousClient:
         is_server: this node serves the rendezvous.
         endpoint_socket: bound, on the node that serves, until the member has it.
         waiting_nodes: the nodes that wait for the next round, as last reported.
-        is_spare: the run has all nodes that it needs; this node waits until one is lost.
+        has_no_place: the run has all nodes that it needs (NoFreePlace); this node waits until one is lost or leaves.
         formed: the round for which this node has joined last; None until it is formed.
         verdict: on that round, or on the run if it ends without this node; None until it has arrived.
         cannot_start: why the run does not start; None as far as is known.
@@ -117,7 +117,7 @@ class RendezvousClient:
         self.verdict: RoundVerdict | None = None
         self.cannot_start: RunCannotStart | None = None
         self.lost_reason: str | None = None
-        self.is_spare = self.has_left = self.all_left = False
+        self.has_no_place = self.has_left = self.all_left = False
         self.stopped_attempt = -1
         self.clock_ahead_s = float("-inf"), float("inf")
         self.waiting_nodes = WaitingNodes(self._host, 1, (len(config.participants) or config.min_nodes) - 1)
@@ -257,7 +257,7 @@ class RendezvousClient:
             case ListenForWorkersStore(attempt=attempt, address=address):
                 self._listen(attempt, address)
             case RoundFormed():
-                self.formed, self.is_spare = record, False
+                self.formed, self.has_no_place = record, False
                 if record.time_s:
                     self.clock_ahead_s = self._joined_time_s - record.joined_time_s, time.time() - record.time_s
             case StopRound(attempt=attempt):
@@ -341,9 +341,9 @@ class RendezvousClient:
         )
         if self._departs:
             text = f"{self._host} takes no part: {self._departs}; it waits until the run ends, or needs it"
-        if not self.is_spare:
+        if not self.has_no_place:
             self._node.outbox.send(Notice(text))
-        self.is_spare = True
+        self.has_no_place = True
 
     def _on_not_found(self, reason: str, limit_s: float) -> None:
         self._search_failure = reason

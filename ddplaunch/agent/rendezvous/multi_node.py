@@ -152,7 +152,7 @@ class MultiNodeRendezvous(Rendezvous):
         Raises:
             LaunchError: the run rejects this node, such as one that joins after its end: nothing was decided for it.
         """
-        if not client.is_spare and not verdict.decision:
+        if not client.has_no_place and not verdict.decision:
             raise LaunchError(f"{client.endpoint}: {quote(verdict.reason, 1000)}", "", RENDEZVOUS)
         self._leave(client)
         self._node.outbox.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
@@ -210,7 +210,7 @@ class MultiNodeRendezvous(Rendezvous):
         Once MIN nodes have come, they wait for more. A spare may wait for the whole run. Before the first attempt, a
         launcher that leads all nodes watches those that still import torch.
         """
-        if client.is_spare or self._others_import:
+        if client.has_no_place or self._others_import:
             return NEVER
         return self._join_until + (0.0 if client.waiting_nodes.missing else client.config.last_call_timeout_s)
 
