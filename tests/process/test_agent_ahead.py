@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,27 @@ def test_whatever_ends_the_launcher_while_it_loads_ends_the_agent(signum: int, r
     assert finished.returncode in returncodes, finished.err
     assert "Traceback" not in finished.err
     wait_until(lambda: not is_alive(agent))
+
+
+def test_ctrl_c_in_a_callback_of_an_import_is_not_lost() -> None:
+    """Python ignores a KeyboardInterrupt there."""
+    program = """
+import os, signal, sys, weakref
+from ddplaunch.__main__ import main
+
+class Finder:
+    def find_spec(self, name, *_others):
+        if name == "ddplaunch.launcher.launch":
+            kept = [set()]
+            reference = weakref.ref(kept[0], lambda _: os.kill(os.getpid(), signal.SIGINT))
+            kept.clear()
+
+sys.meta_path.insert(0, Finder())
+main()
+"""
+    command = [sys.executable, "-c", program, "--nproc-per-node", "1", EXIT_WITH]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGINT, ""), ended.stderr
 
 
 def test_a_run_that_cannot_begin_leaves_no_agent(tmp_path: Path) -> None:
