@@ -93,9 +93,7 @@ FEATURES = (
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
-    Feature(
-        "functions", ("launcher", "agent", "worker", "target"), needs=("collect_logs",), only="text", declares=False
-    ),
+    Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), only="text", declares=False),
     Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),

@@ -256,7 +256,7 @@ def test_the_last_run_with_the_option_sets_its_time_or_replaces_it_and_kill_ends
     own.run("--keep-warm", "1h", "-m", "ddplaunch.version")
     wait_until(lambda: "waits" in command_line(pid) and command_line(pid) != until)
     other = {"OMP_NUM_THREADS": "7"}
-    assert "anew on" in own.run("--keep-warm", "5m", "-m", "ddplaunch.version", env=other).err
+    assert "anew, in place of" in own.run("--keep-warm", "5m", "-m", "ddplaunch.version", env=other).err
     wait_until(lambda: not is_alive(pid) and own.socket.exists(), 30, own.why())
     again = own.run("-m", "ddplaunch.version", env=other)
     assert (TAKEN in again.err, "anew" in again.err) == (True, False)

@@ -43,8 +43,7 @@ def test_the_culprit_is_named_by_the_order_of_events_and_not_by_any_clock(make_l
     (tmp_path / "sitecustomize.py").write_text(CLOCK)
     (tmp_path / "fails.py").write_text(SCRIPT)
     path = {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
-    options = tmp_path / "fails.py"
-    running = job(lab, *options, hosts="node1:slots=2,node2:slots=1", extra=path)
+    running = job(lab, tmp_path / "fails.py", hosts="node1:slots=2,node2:slots=1", extra=path)
     apart_s = [float(match[1]) for match in running.wait_for(r"ready (\S+)", 3)]
     assert max(apart_s) - min(apart_s) > 7000
     (tmp_path / "fails.py.fail").touch()
