@@ -156,11 +156,11 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
 def hiding_file(error: BaseException, folder: str) -> str:
     """The file in ``folder`` that was imported in place of a module that torch needs; empty if there is none.
 
-    torch itself imports no file of the script's folder.
+    torch itself imports no file of the script's folder. An empty ``folder``: the script has none.
     """
     loaded = [getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values())]
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return next((path for path in (*frames, *loaded) if path and os.path.dirname(path) == folder), "")
+    return next((path for path in (*frames, *loaded) if folder and os.path.dirname(path) == folder), "")
 
 
 @contextlib.contextmanager

@@ -140,3 +140,4 @@ def test_a_file_beside_the_script_that_hides_a_module_is_found(tmp_path, monkeyp
     assert error
     assert hiding_file(error, str(tmp_path)) == str(tmp_path / "needs_it.py")
     assert hiding_file(error, str(tmp_path / "other")) == ""
+    assert hiding_file(error, "") == "", "<frozen importlib._bootstrap> is in no folder"
