@@ -199,8 +199,8 @@ def _run(argv: Sequence[str] | None) -> int:
         report = (lambda _: None) if config.output.verbosity < 0 else _print
         return int(load(parsed.start)(config, _show, report))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until the run handles signals, Ctrl-C ends this process: a KeyboardInterrupt that comes in a callback of an
-        # import is ignored by Python, and the run would go on.
+        # Until ``post_signals``, Ctrl-C ends this process: a KeyboardInterrupt that comes in a callback of an import is
+        # ignored by Python, and the run would go on.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from ddplaunch.launcher.launch import launch
     from ddplaunch.system import signals

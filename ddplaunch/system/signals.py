@@ -83,6 +83,8 @@ def post_signals(names: Iterable[str], post: Callable[[object], None], *, ends_p
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    if ends_process and signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # While the command loaded the run.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = {signal.SIGCHLD, *map(signal.Signals.__getitem__, names)}
     # None: a handler that was not set from Python, and could not be restored.
     before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
