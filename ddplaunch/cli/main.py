@@ -198,15 +198,13 @@ def _run(argv: Sequence[str] | None) -> int:
     if isinstance(parsed, StartedBy):
         report = (lambda _: None) if config.output.verbosity < 0 else _print
         return int(load(parsed.start)(config, _show, report))
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until ``post_signals``, Ctrl-C ends this process: a KeyboardInterrupt that comes in a callback of an import is
-        # ignored by Python, and the run would go on.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from ddplaunch.launcher.launch import launch
     from ddplaunch.system import signals
 
-    signals.owns_terminal = True
-    return launch(config, ends_process=True).exit_code
+    with signals.ctrl_c_ends_process():
+        from ddplaunch.launcher.launch import launch
+
+        signals.owns_terminal = True
+        return launch(config, ends_process=True).exit_code
 
 
 def _program_on_stdin(config: LaunchConfig) -> str:

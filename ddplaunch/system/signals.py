@@ -70,6 +70,24 @@ class StopRequests:
 
 
 @contextlib.contextmanager
+def ctrl_c_ends_process() -> Iterator[None]:
+    """In the ``with`` block, until ``post_signals``, SIGINT has its default effect, if it raises KeyboardInterrupt now.
+
+    Python ignores a KeyboardInterrupt that comes in a callback, as imports have some: the run would go on.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if not is_main or handler is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextlib.contextmanager
 def post_signals(names: Iterable[str], post: Callable[[object], None], *, ends_process: bool = False) -> Iterator[None]:
     """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
 
@@ -83,7 +101,7 @@ def post_signals(names: Iterable[str], post: Callable[[object], None], *, ends_p
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    if ends_process and signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # While the command loaded the run.
+    if ends_process and signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # By ``ctrl_c_ends_process``.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = {signal.SIGCHLD, *map(signal.Signals.__getitem__, names)}
     # None: a handler that was not set from Python, and could not be restored.
