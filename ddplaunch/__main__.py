@@ -6,13 +6,13 @@ import gc
 import os
 import sys
 
-from ddplaunch.protocol.agent_entry import COLLECT_SELDOM, use_own_search_path
+from ddplaunch.protocol.agent_entry import COLLECT_AFTER, use_own_search_path
 
 
 def main(*, by_module: bool = False) -> None:
     """Run the command line; ``by_module``: of ``python -m``. Ctrl-C shows no traceback, from the first import on."""
     try:
-        exec(COLLECT_SELDOM, {})
+        gc.set_threshold(COLLECT_AFTER)
         use_own_search_path(drop_first=by_module)
         _open_standard_streams()
         from ddplaunch.cli.main import main as command_line

@@ -31,8 +31,9 @@ MAX_MESSAGE_CHARS = 20_000
 MAX_TRACEBACK_CHARS = 200_000
 """Limits of an exception in a worker's error file, for who writes it and for who reads it."""
 
-COLLECT_SELDOM = "import gc; gc.set_threshold(10000)"
-"""Text that makes Python look for circles of garbage after 10000 new objects, not 700. Valid from Python 2.7 on.
+COLLECT_AFTER = 10_000
+COLLECT_SELDOM = f"import gc; gc.set_threshold({COLLECT_AFTER})"
+"""Text that makes Python look for circles of garbage after so many new objects, not 700. Valid from Python 2.7 on.
 
 At the start of the launcher and of an agent, whose imports make many objects and no garbage. Not in a forkserver:
 workers have Python's own threshold.

@@ -6,13 +6,13 @@ calls. A group that the script made for gloo keeps gloo's rules.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from ddplaunch.features.dry_run.fake_cuda.patching import wrap
+from ddplaunch.features.dry_run.fake_cuda.works import FromItself, JointWork, keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,119 +26,8 @@ _CHANNELS_LAST = {4: [torch.channels_last], 5: [torch.channels_last_3d]}
 _coalesced: dict[Any, list[Any]] = {}
 """Process group -> works that were started since ``_start_coalescing``."""
 
-_to_itself: dict[Any, list[list[torch.Tensor]]] = {}
-"""Process group -> what this rank has sent to itself and not received yet: gloo cannot. NCCL has no tags."""
-
-
-class JointWork(dist.Work):
-    """Several works as one, with all that NCCL's works can. ``finish`` runs once, when all have ended.
-
-    Waits once for each of ``works``: gloo would wait for ever for a message that somebody has waited for.
-    """
-
-    def __init__(
-        self, works: Sequence[Any], outputs: Iterable[torch.Tensor] = (), finish: Callable[[], object] | None = None
-    ) -> None:
-        super().__init__()
-        self._works, self._outputs, self._finish = list(works), list(outputs), finish
-        self._source = self._works[0] if self._works else None
-        self._waits, self._finishes = threading.Lock(), threading.Lock()
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
-
-    def wait(self, *timeout: Any) -> bool:
-        try:
-            with self._waits:
-                while self._works:
-                    self._works[0].wait(*timeout)
-                    del self._works[0]
-            self._finish_once()
-        finally:
-            _unfinished.pop(self, None)  # A failure that is raised here is not one of the next collective.
-        return True
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    block_current_stream = synchronize
-
-    def is_completed(self) -> bool:
-        return not self._works or self.get_future().done()
-
-    def has_ended(self) -> bool:
-        """Costs no thread, unlike ``is_completed``. Always False for a message that nobody has waited for."""
-        return all(getattr(work, "has_ended", work.is_completed)() for work in self._works)
-
-    def is_success(self) -> bool:
-        return self.is_completed() and all(work.is_success() for work in self._works)
-
-    def result(self) -> list[torch.Tensor]:
-        return self._outputs
-
-    def source_rank(self) -> int:
-        return int(self._source._source_rank())  # type: ignore[union-attr]
-
-    _source_rank = source_rank
-
-    def get_future_result(self) -> torch.futures.Future[int]:
-        return self.get_future().then(lambda ended: 0 * len(ended.value()))  # SUCCESS, or the exception.
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        self._future = self._future or self._start_future()
-        return self._future
-
-    def _start_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        def finished(all_ended: Any) -> list[torch.Tensor]:
-            all_ended.wait()
-            self._finish_once()  # Not `wait`: gloo's thread, which runs this, has yet to end the works.
-            return self._outputs
-
-        try:
-            futures = [work.get_future() for work in self._works]
-        except RuntimeError:  # Gloo's works of messages between two ranks have no future.
-            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-            threading.Thread(target=self._complete, args=(future,), daemon=True).start()
-            return future
-        return torch.futures.collect_all(futures).then(finished)
-
-    def _finish_once(self) -> None:
-        with self._finishes:
-            finish, self._finish = self._finish, None
-            if finish:
-                finish()
-        _unfinished.pop(self, None)
-
-    def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
-        """Runs in a thread of its own."""
-        try:
-            self.wait()
-        except Exception as error:
-            future.set_exception(error)  # type: ignore[arg-type]
-        else:
-            future.set_result(self._outputs)
-
-
-_unfinished: dict[JointWork, Any] = {}
-"""Works that nobody has waited for yet, oldest first -> their group; None for a message between two ranks.
-
-Without a reference, gloo would take a message back, and ``finish`` would never run.
-"""
-
-
-def wait_for_all(group: Any = None) -> None:
-    """Wait for all works that were started, as a GPU that is synchronized; or for all collectives of ``group``."""
-    for work, of_group in list(_unfinished.items()):
-        if group is None or of_group is group:
-            work.wait()
-
-
-def _keep(work: JointWork, group: Any) -> None:
-    """Keep ``work`` until it has finished, and finish older ones that have ended."""
-    for older in list(_unfinished):
-        if not older.has_ended():
-            break
-        _unfinished.pop(older, None)  # Also if it has failed.
-        older.wait()
-    _unfinished[work] = group
+_to_itself: dict[Any, tuple[list[list[torch.Tensor]], list[FromItself]]] = {}
+"""Process group -> what this rank has sent to itself, and what it is to receive, in order. NCCL has no tags."""
 
 
 def install(is_nccl: Callable[[Any], bool]) -> None:
@@ -159,7 +48,7 @@ def _for_nccl_groups(is_nccl: Callable[[Any], bool], method: Callable[..., Any])
             return None
         if not isinstance(work, JointWork):
             work = JointWork([work], _tensors(args[:1]))
-        _keep(work, None if method in (_message, _send, _receive) else group)
+        keep(work, None if method in (_message, _send, _receive) else group)
         if group in _coalesced:
             _coalesced[group].append(work)
         return work
@@ -184,19 +73,23 @@ def _message(original: Callable[..., Any], group: Any, tensors: Any, *args: Any,
 def _send(original: Callable[..., Any], group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
     if peer != group.rank():
         return _message(original, group, tensors, peer, *args, **kwargs)
-    _to_itself.setdefault(group, []).append([_flat(tensor).clone() for tensor in tensors])
-    return JointWork([], tensors)
+    return _pass_to_itself(group, tensors, sent=[[_flat(tensor).clone() for tensor in tensors]])
 
 
 def _receive(original: Callable[..., Any], group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
     if peer != group.rank():
         return _message(original, group, tensors, peer, *args, **kwargs)
+    return _pass_to_itself(group, tensors, wanted=[FromItself([_flat(tensor) for tensor in tensors])])
 
-    def take() -> None:
-        for tensor, sent in zip(tensors, _to_itself[group].pop(0), strict=True):
-            _flat(tensor).copy_(sent)
 
-    return JointWork([], tensors, take)
+def _pass_to_itself(group: Any, tensors: Any, sent: Any = (), wanted: Any = ()) -> JointWork:
+    """In NCCL a rank may send itself messages in a batch, sends and receipts in any order; gloo refuses them."""
+    all_sent, all_wanted = _to_itself.setdefault(group, ([], []))
+    all_sent += sent
+    all_wanted += wanted
+    while all_sent and all_wanted:
+        all_wanted.pop(0).take(all_sent.pop(0))
+    return JointWork(wanted, tensors)
 
 
 def _all_gather(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:

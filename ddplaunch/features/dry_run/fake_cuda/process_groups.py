@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddplaunch.features.dry_run.fake_cuda import collectives, functional
+from ddplaunch.features.dry_run.fake_cuda import collectives, functional, works
 from ddplaunch.features.dry_run.fake_cuda.patching import (
     arguments_by_name,
     called_by_script,
@@ -114,7 +114,7 @@ def install(devices: FakeDevices) -> None:
 
 def _synchronize(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     original(*args, **kwargs)
-    collectives.wait_for_all()
+    works.wait_for_all()
 
 
 def _install_nccl_class() -> None:
@@ -203,7 +203,7 @@ def _install_groups(devices: FakeDevices) -> None:
         given = arguments_by_name(original, args, kwargs)
         for device in given.pop("device_ids", None) or ():
             devices.index(device)
-        collectives.wait_for_all(given.get("group") or dist.group.WORLD)
+        works.wait_for_all(given.get("group") or dist.group.WORLD)
         return original(**given)
 
     wrap("torch.distributed.distributed_c10d.init_process_group", init)

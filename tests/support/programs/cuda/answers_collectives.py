@@ -222,15 +222,19 @@ def check_messages_to_itself():
     works = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.irecv, received[0], rank),
+            dist.P2POp(dist.irecv, received[1], rank),
             dist.P2POp(dist.isend, torch.full((2,), 5.0 + rank, device="cuda"), rank),
             dist.P2POp(dist.isend, mine(1), 1 - rank),
             dist.P2POp(dist.isend, torch.full((2,), 7.0 + rank, device="cuda"), rank),
-            dist.P2POp(dist.irecv, received[1], rank),
             dist.P2POp(dist.irecv, received[2], 1 - rank),
         ]
     )
     for work in works:
         work.wait()
+    with pytest.raises(RuntimeError, match="that it has not sent"):
+        dist.irecv(late := mine(2), rank).wait()
+    dist.isend(torch.full((2,), 9.0, device="cuda"), rank)
+    assert late[0].item() == 9
     assert [each[0].item() for each in received] == [5 + rank, 7 + rank, 1 - rank]
 
 
