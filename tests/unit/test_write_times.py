@@ -115,6 +115,22 @@ for number in range(10_000):
     assert shown_of(program).split("\n")[:-1] == [f"line {number}" for number in range(10_000)]
 
 
+def test_a_mark_that_a_terminal_has_only_begun_waits_for_its_end(tmp_path: Path) -> None:
+    """The writer has lost the CPU within it."""
+    whole, (reader, writer) = mark(7), worker_terminal.open_pair()
+    with open(tmp_path / "terminal", "w+b", buffering=0) as terminal:
+        stream = TerminalStream(_header("stdout"), Shown(), None, terminal_fd=terminal.fileno())
+        end = stream.opened(reader)
+        os.write(writer, b"before" + whole[:3])
+        assert [text for _, _, text in end.read(1)] == [b"before"]
+        assert end.read(1) == [], "there is nothing to read now"
+        os.write(writer, whole[3:] + b"behind")
+        assert [text for _, _, text in end.read(1)] == [b"behind"]
+        stream.close()
+    os.close(reader)
+    os.close(writer)
+
+
 def test_lines_that_are_longer_than_a_pipe_keep_their_order(shown_of: ShownOf) -> None:
     lengths = [1_500_000] * 2 + [200_000] * 18
     program = f"""

@@ -22,6 +22,8 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import write_times
 
 _MOST_BYTES = 1 << 20
+_MARK_S = 1.0
+"""Seconds in which a worker that has begun to write a mark goes on; else it was text of the script."""
 _SIZE = bytes(8)
 _TICK_S, _STALL_S = 0.1, 1.0
 """Seconds between two attempts to write to a stopped terminal, and until the launcher gets what is left at the end."""
@@ -125,15 +127,23 @@ class _PseudoTerminal(Pipe):
         super().__init__(fd, stream)
         self._terminal_fd, self._size, self._rest = terminal_fd, _SIZE, b""
         self._has_ended = False
+        self._read_at = 0.0
 
     def _take(self) -> bytes:
-        """All that there is. The begin of a mark is kept until the rest of it has come, or nothing more comes."""
+        """All that there is. The begin of a mark is kept until the rest of it has come, or for ``_MARK_S`` at most.
+
+        A write to a terminal is not whole: its writer may lose the CPU within a mark.
+        """
         self._follow_size()
         parts = [self._rest]
         while sum(map(len, parts)) < _MOST_BYTES and (part := self._read()):
             parts.append(part)
         data = b"".join(parts)
-        cut = write_times.begin_of_mark(data) if parts[1:] and not self._has_ended else len(data)
+        now = time.monotonic()
+        if parts[1:]:
+            self._read_at = now
+        is_due = self._has_ended or now > self._read_at + _MARK_S
+        cut = len(data) if is_due else write_times.begin_of_mark(data)
         self._rest = data[cut:]
         return data[:cut]
 
