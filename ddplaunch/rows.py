@@ -72,7 +72,8 @@ class Option:
         choices: all possible values; empty: not limited.
         completes: what a shell offers for its value: words, ``file``, ``folder`` or ``module:function``; empty:
             ``choices``.
-        prints: returns what it prints, of the parser's context; it then ends the command.
+        prints: returns what it prints, of the parser's context; it then ends the command. An option with a value does
+            that if the value is ``help``.
         of: the command without which it has no meaning: "--logs".
         parse: returns its value, of its text and its name; None: the text is its value, and an empty one is none.
         sets: the field of LaunchConfig that its value is for: "output.log_dir". If it is not given, the field keeps its

@@ -304,4 +304,4 @@ def _with_features(own: Mapping[str, Sequence[Option]]) -> dict[str, list[Option
 OPTIONS = _with_features(_OWN)
 """By heading of the help page."""
 
-ROWS = [row for rows in OPTIONS.values() for row in rows if not row.prints]
+ROWS = [row for rows in OPTIONS.values() for row in rows if row.sets or not row.prints]

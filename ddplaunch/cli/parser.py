@@ -43,7 +43,8 @@ class ParsedOption(click.Option):
         if row.metavar is not None and not row.multiple:  # click 8.3 takes a flag's default of None for a third state
             attributes["default"] = row.default
         if row.prints:
-            attributes |= {"is_eager": True, "expose_value": False, "callback": self._print}
+            attributes |= {"is_eager": row.metavar is None, "expose_value": row.metavar is not None}
+            attributes["callback"] = self._print
         self.row, self.long_name = row, row.long_name
         self.pet_variable = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if row.pet else ""
         super().__init__(
@@ -60,10 +61,12 @@ class ParsedOption(click.Option):
         words = load(found)() if isinstance(found, str) else found
         return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
-    def _print(self, ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
-        if is_set and self.row.prints and not ctx.resilient_parsing:
+    def _print(self, ctx: click.Context, _param: click.Parameter, given: Any) -> Any:
+        is_asked = given if self.row.metavar is None else "help" in (given if self.row.multiple else (given,))
+        if is_asked and self.row.prints and not ctx.resilient_parsing:
             click.echo(self.row.prints(ctx))
             ctx.exit()
+        return given
 
 
 def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str, kind: str = "file") -> list[Any]:

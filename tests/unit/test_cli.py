@@ -23,6 +23,7 @@ from ddplaunch.cli import main
 from ddplaunch.cli.parser import normalize
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import USAGE, LaunchError
+from ddplaunch.features.faults.fault_spec import GRAMMAR
 from ddplaunch.features.warm import keeper_files
 from ddplaunch.rows import load
 from ddplaunch.system import run_tags
@@ -259,6 +260,15 @@ def test_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[
     assert re.fullmatch(
         r"ddplaunch \S+ \((commit [0-9a-f]{7}, )?torch \S+, Python 3\.\d+\.\d+\)\n", capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("argv", [["--inject", "help"], ["--inject=exit rank=1", "--inject", "help", "x.py"]], ids=str)
+def test_help_as_the_value_of_an_option_prints_what_it_may_be(
+    argv: list[str], launched: Launched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*argv) == 0
+    assert capsys.readouterr() == (GRAMMAR + "\n", "")
+    assert not launched
 
 
 def test_an_error_of_ours_is_told_with_its_exit_code(

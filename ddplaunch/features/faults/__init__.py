@@ -21,12 +21,18 @@ def rows() -> tuple[object, ...]:
         fault_spec.parse(text)
         return text
 
+    def grammar(_: object) -> str:
+        from ddplaunch.features.faults import fault_spec
+
+        return fault_spec.GRAMMAR
+
     return (
         Option(
             "--inject",
             "'kill rank=3 after=5s'",
             "With --dry-run: inject a fault and report how the job handled it; 'help' lists the faults.",
             multiple=True,
+            prints=grammar,
             sets="injections",
             parse=checked,
             only=(DRY_RUN,),
