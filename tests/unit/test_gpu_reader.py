@@ -63,7 +63,7 @@ class Story:
 
     def once(self, question: str) -> str:
         """One question, as for a hang."""
-        found = read_once(question, 5)  # type: ignore[arg-type]
+        found = read_once(question, 60)  # type: ignore[arg-type]
         return "\n".join([*map(changed, found.gpus), *([found.missing] if found.missing else [])])
 
     def play(self, step: str) -> str:
@@ -238,13 +238,13 @@ def test_without_the_library_there_is_a_reason(
 ) -> None:
     (tmp_path / devices.NVML_LIBRARY).write_text("not a library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert read_once("activity", 5).missing == "NVML: NVML Shared Library Not Found"
+    assert read_once("activity", 60).missing == "NVML: NVML Shared Library Not Found"
 
 
 def test_a_child_that_cannot_be_started_is_a_reason(installed: Says, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/missing")
     missing = "no process could be started to ask the GPU driver: No such file or directory"
-    assert read_once("activity", 5) == GpusRead(missing=missing)
+    assert read_once("activity", 60) == GpusRead(missing=missing)
 
 
 def test_only_a_library_that_loads_counts_as_installed(nvml_library: Path, tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ def has_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def rules(log_dir: Path | str, *, has_peers: bool = True, read: GpusRead | None = None) -> list[tuple[str, str]]:
-    found = look(read or read_once("health", 5), str(log_dir), has_peers=has_peers).findings
+    found = look(read or read_once("health", 60), str(log_dir), has_peers=has_peers).findings
     return [(finding.rule, finding.severity) for finding in found]
 
 
 def test_all_gpus_are_judged_by_the_rules_of_a_start(driver: Says, tmp_path: Path) -> None:
     driver("gpus 2", "1 rows 0 0 0 1", "1 margin 3", *fake_nvml.healthy(0), *fake_nvml.healthy(1))
-    found = look(read_once("health", 5), str(tmp_path), has_peers=True)
+    found = look(read_once("health", 60), str(tmp_path), has_peers=True)
     assert [(finding.gpu, finding.severity) for finding in found.findings] == [(1, "refuse"), (1, "warn")]
     assert found.findings[0].rule == "row-remap-failed"
     assert [(gpu.index, gpu.uuid, gpu.power_limit_w) for gpu in found.hardware.gpus] == [
@@ -58,7 +58,7 @@ def test_gpus_that_no_worker_may_use_are_not_judged(
     if environ:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environ)
     driver("gpus 2", "0 rows 0 0 0 1", "1 rows 0 0 0 1")
-    found = look(read_once("health", 5), str(tmp_path), chosen, has_peers=True)
+    found = look(read_once("health", 60), str(tmp_path), chosen, has_peers=True)
     assert [finding.gpu for finding in found.findings] == [gpu.index for gpu in found.hardware.gpus] == indices
 
 
