@@ -16,9 +16,10 @@ CHECK_WARNED, NODE_NOT_READY, HARDWARE = 81, 82, 88
 @pytest.mark.torch
 def test_this_machine_is_looked_at_and_a_worker_runs_which_finds_no_gpu(tmp_path: Path) -> None:
     finished = run("--check", "--deep", PROGRAMS / "exit_with.py", "0=7", cwd=tmp_path)
-    head, row, health, *warnings = finished.out.splitlines()
+    head, row, imports, health, *warnings = finished.out.splitlines()
     assert re.split(r"\s{2,}", head)[:3] == ["hosts", "Python", "torch"]
     assert re.search(r" \d+\.\d+\.\d+ .* free +\S+", row)
+    assert re.fullmatch(r"import torch: [\d.]+ s( at first, [\d.]+ s again)?, from \S+ at /.*", imports)
     assert health.startswith("health: ")
     assert all(line.startswith("warning: ") for line in warnings)  # Machines differ in what there is to warn of.
     assert finished.returncode == CHECK_WARNED, finished.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from ddplaunch.agent import this_node
 from ddplaunch.features.check import page
 from ddplaunch.features.check.node_check import gpu_users
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.features.check.queries import NodeReport
+from ddplaunch.features.check.queries import ImportTimes, NodeReport
 from ddplaunch.features.gpus.records import Gpu, GpuReading, GpusRead
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
 from ddplaunch.protocol.results import HealthFinding
@@ -77,6 +78,14 @@ LOOKS: dict[str, dict[str, object]] = {
     "fewer GPUs": {"gpus": ("H200",) * 7},
     "other GPUs": {"gpus": ("H100",) * 8},
 }
+
+
+def _importing(*places: tuple[Any, ...]) -> list[CheckedNode]:
+    """Nodes that import torch: where it lies, and the times."""
+    times = [ImportTimes(times_s=times_s, file_system=place) for place, *times_s in places]
+    return [replace(node(number), imports=each) for number, each in enumerate(times, start=1)]
+
+
 CASES = {
     "equal nodes": nodes(8),
     "columns that nobody has, and a late clock": [*PLAIN[:2], replace(PLAIN[2], clock_s=-2.5)],
@@ -92,6 +101,9 @@ CASES = {
     ],
     "good health": [node(1, health=WELL), node(2, health=WELL)],
     "findings": [node(1, health=WELL), node(2, health=WELL), node(3, health=SICK)],
+    "imports": _importing(("ext4 at /", 1.31, 1.0), ("ext4 at /", 1.12, 1.04), ("xfs at /opt", 2.0)),
+    "slow imports": _importing(("nfs4 at /shared", 61.2, 8.0), ("nfs4 at /shared", 48.0, 8.3), ("xfs at /", 12.0, 1.0)),
+    "imports of nobody": _importing(("",), ("",)),
     "other drivers": [node(1, health=NEW), node(2, health=NEW), node(3, health=OLD)],
 }
 
@@ -99,6 +111,7 @@ CASES = {
 def told(checked: list[CheckedNode]) -> str:
     parts = [
         page.node_table(checked),
+        *page.imports(checked),
         *(f"problem: {line}" for line in page.problems(checked)),
         *(f"unreachable: {line}" for line in page.unreachable(checked)),
         page.health(checked),

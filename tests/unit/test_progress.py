@@ -18,7 +18,7 @@ from ddplaunch.features.node_progress.launcher import NodeProgress
 from ddplaunch.launcher.display import console
 from ddplaunch.launcher.display.console import Console, Progress
 from ddplaunch.launcher.display.line_prefix import Style
-from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Output
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import participants_of
 
@@ -157,6 +157,22 @@ def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once:
         nodes.on_agent_connected(node, NodeFacts())
     assert connecting.run_due(0.0) == float("inf")
     assert terminal.shown() == ERASE
+
+
+def test_a_start_that_has_waited_for_torch_is_told_once() -> None:
+    participants, said = participants_of((2, 2), "gpu1", "gpu2"), list[str]()
+    messages: Any = SimpleNamespace(progress=None, show=lambda text, _level: said.append(text))
+    watch = NodeProgress(participants, messages)
+    for index, import_s in ((0, 12.0), (1, 61.4)):
+        assert not said
+        watch.on_event(index, started(0, index, import_s))
+    for index in range(2):
+        watch.on_event(index, started(1, index, 61.4))
+    assert said == ["the start waited 1 min 1 s for `import torch`, on gpu2: --check measures it"]
+
+
+def started(attempt: int, node: int, import_s: float) -> AttemptStarted:
+    return AttemptStarted(attempt, 2, (4711 + node,), node, 2, first_rank=node, import_s=import_s)
 
 
 def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None) -> None:

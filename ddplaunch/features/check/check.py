@@ -19,15 +19,18 @@ from ddplaunch.features.check import deep_check, page
 from ddplaunch.features.check.page import CheckedNode
 from ddplaunch.features.check.queries import (
     GPU_RATES,
+    IMPORTS_S,
     NETWORK_RATES,
     ConnectResults,
     ConnectToNodes,
+    ImportTimes,
+    ImportTorch,
     InspectNode,
     NetworkRates,
     NodeGpuRates,
     NodeReport,
 )
-from ddplaunch.features.runs.asked_nodes import Queries
+from ddplaunch.features.runs.asked_nodes import ANSWER_TIMEOUT_S, Queries
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol import wire
@@ -88,6 +91,8 @@ def check(request: Request) -> int:
     problems = [*page.problems(nodes), *deep_check.problems(gpu_rates)]
     if nodes:
         show(page.node_table(nodes))
+    for line in page.imports(nodes):
+        show(line)
     if rates and len(nodes) > 1:
         show(page.rates(rates.all_reduce, rates.backend, nodes))
     if gpus := deep_check.rates_table(gpu_rates):
@@ -219,6 +224,7 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
         queries.wait(queries.nodes, NodeReport)
         queries.ask(queries.nodes, lambda _node: Ping(0.0, time.time()), Pong)
         _connect(queries)
+        queries.ask(queries.nodes, lambda _node: ImportTorch(), ImportTimes, IMPORTS_S + ANSWER_TIMEOUT_S)
         return [_checked(node) for node in queries.nodes if not node.failure], queries.failures()
 
 
@@ -247,4 +253,5 @@ def _checked(node: QueriedNode) -> CheckedNode:
         clock_s=pong.time_s - pong.ping_time_s - half_s,
         clock_error_s=half_s,
         unreachable=connected.failed,
+        imports=node.answers[ImportTimes],
     )

@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +22,20 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent import this_node
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.features.check.queries import ConnectResults, ConnectToNodes, NodeReport
+from ddplaunch.features.check.queries import (
+    IMPORTS_S,
+    ConnectResults,
+    ConnectToNodes,
+    ImportTimes,
+    ImportTorch,
+    NodeReport,
+)
 from ddplaunch.features.gpus import reader
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system import devices, network, procfs
 from ddplaunch.text import quote
-from ddplaunch.threads import in_thread
+from ddplaunch.threads import in_thread, post_from_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +49,16 @@ _CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
 _MAX_CONNECTS = 32
 _GPUS_S = 3.0
 """The driver itself has 2 s to answer. On a loaded machine the process that asks it may start later."""
+
+_FAST_IMPORT_S = 5.0
+_NULL = subprocess.DEVNULL
+_TIMED_IMPORT = """
+import ctypes, signal, time
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the agent, which waits for this process.
+start_s = time.monotonic()
+import torch
+print(f"\\n{time.monotonic() - start_s:.3f} {torch.__file__}")
+"""
 
 _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
 """Programs that only observe GPUs, as named in /proc/PID/comm, which holds 15 characters."""
@@ -61,9 +79,15 @@ def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ..
         in_thread("accept", partial(_accept, listener))
         read = reader.read_once("health", _GPUS_S)
         outbox.send(_inspect(addresses, listener.getsockname()[1], read, _health(order, read)))
-        while received := wire.read_record(stream, (Ping, ConnectToNodes)):
-            query = received[0]
-            outbox.send(Pong(query.time_s, time.time()) if isinstance(query, Ping) else _connect_all(query))
+        while received := wire.read_record(stream, (Ping, ConnectToNodes, ImportTorch)):
+            match received[0]:
+                case Ping() as ping:
+                    outbox.send(Pong(ping.time_s, time.time()))
+                case ConnectToNodes() as query:
+                    outbox.send(_connect_all(query))
+                case ImportTorch():
+                    python = (order.program and order.program.python) or sys.executable
+                    post_from_thread("import torch", partial(_import_torch, python), outbox.send, ImportTimes())
     return ()
 
 
@@ -139,6 +163,29 @@ def _pids_by_open_files(minors: dict[str, int], root: str) -> Iterator[tuple[int
                     match = re.fullmatch(r"/dev/nvidia([0-9]+)", os.readlink(link.path))
                     if match and match[1] in minors:
                         yield int(folder.parent.name), minors[match[1]]
+
+
+def _import_torch(python: str) -> ImportTimes:
+    """The times of an import, and of a second one if it was slow; none of one that fails: a worker tells why."""
+    deadline, times_s, file_system = time.monotonic() + IMPORTS_S, list[float](), ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        while not times_s or (len(times_s) == 1 and times_s[0] > _FAST_IMPORT_S):
+            command, limit_s = [python, "-c", _TIMED_IMPORT], max(0.0, deadline - time.monotonic())
+            # The first folder of sys.path is the working directory, which may have a torch of its own.
+            done = subprocess.run(command, cwd="/", stdin=_NULL, capture_output=True, timeout=limit_s, check=True)
+            taken_s, _, path = done.stdout.decode(errors="surrogateescape").splitlines()[-1].partition(" ")
+            times_s.append(float(taken_s))
+            file_system = quote(_file_system(os.path.realpath(path)))
+    return ImportTimes(times_s=tuple(times_s), file_system=file_system)
+
+
+def _file_system(path: str) -> str:
+    """Kind and mount point of the file system of ``path``; empty without /proc."""
+    import psutil
+
+    mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    above = next((str(folder) for folder in Path(path).parents if str(folder) in mounts), "")
+    return f"{mounts[above]} at {above}" if above else ""
 
 
 def _free_bytes(folder: str) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.features.check.queries import NodeReport
+from ddplaunch.features.check.queries import ImportTimes, NodeReport
 from ddplaunch.features.health import findings
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
@@ -21,6 +21,24 @@ if TYPE_CHECKING:
 
 
 MAX_CLOCK_S = 1.0
+SLOW_IMPORT_S = 10.0
+_SHARED_FILE_SYSTEMS = (
+    *(
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "9p",
+        "glusterfs",
+        "afs",
+        "virtiofs",
+        "wekafs",
+    ),
+)
 _MIN_SHM_BYTES, _MIN_OPEN_FILES = 512 << 20, 4096
 _HEAD = ("hosts", "Python", "torch", "CUDA", "NCCL", "GPUs", "/dev/shm", "open files", "clock", "reverse DNS")
 
@@ -34,6 +52,7 @@ class CheckedNode:
         nccl: version of NCCL; empty without NCCL, or if the job did not run.
         bytes_per_s: best rate to and from one other node, of a few other nodes.
         unreachable: hosts that this node cannot connect to, each with the reason.
+        imports: the times of importing torch.
     """
 
     host: str
@@ -43,6 +62,7 @@ class CheckedNode:
     nccl: str = ""
     bytes_per_s: float = 0.0
     unreachable: tuple[tuple[str, str], ...] = ()
+    imports: ImportTimes = ImportTimes()
 
 
 def node_table(nodes: Sequence[CheckedNode]) -> str:
@@ -107,6 +127,48 @@ def rates(all_bytes_per_s: float, backend: str, nodes: Sequence[CheckedNode]) ->
     )
 
 
+def imports(nodes: Sequence[CheckedNode]) -> list[str]:
+    """How long ``import torch`` took, at first and again; one line for all nodes that read it from the same place."""
+    found = grouped((node.imports.file_system, node) for node in nodes if node.imports.times_s)
+    return [f"import torch{_of(group, nodes)}: {_times(group)}{_from(name)}" for name, group in found.items()]
+
+
+def _of(group: Sequence[CheckedNode], nodes: Sequence[CheckedNode]) -> str:
+    return "" if len(group) == len(nodes) else f" on {fold(node.host for node in group)}"
+
+
+def _from(file_system: str) -> str:
+    return file_system and f", from {file_system}"
+
+
+def _times(group: Sequence[CheckedNode]) -> str:
+    first, again = (
+        [node.imports.times_s[turn] for node in group if len(node.imports.times_s) > turn] for turn in (0, 1)
+    )
+    return f"{_between(first)} at first, {_between(again)} again" if again else _between(first)
+
+
+def _between(times_s: Sequence[float]) -> str:
+    ends = list(dict.fromkeys(f"{end:.1f} s" for end in (min(times_s), max(times_s))))
+    return " to ".join(ends)
+
+
+def _slow_imports(nodes: Sequence[CheckedNode]) -> Iterator[str]:
+    """Nodes where a start waits long for torch; grouped by where they read it from."""
+    slow = [node for node in nodes if node.imports.times_s and node.imports.times_s[0] >= SLOW_IMPORT_S]
+    for name, group in grouped((node.imports.file_system, node) for node in slow).items():
+        hosts = fold(node.host for node in group)
+        wait_s = max(node.imports.times_s[0] for node in group)
+        remedy = "a Python environment on the node's own disk starts faster" if _is_shared(name) else "a slow disk?"
+        yield f"{hosts}: a start may wait {wait_s:.0f} s for `import torch`: {remedy}"
+
+
+def _is_shared(file_system: str) -> bool:
+    """Whether other machines use it too, by its kind."""
+    kind = file_system.partition(" ")[0]
+    return kind.startswith("fuse.") or kind in _SHARED_FILE_SYSTEMS
+
+
 def _bits(bytes_per_s: float) -> str:
     bits = bytes_per_s * 8
     return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"
@@ -133,7 +195,8 @@ def problems(nodes: Sequence[CheckedNode]) -> list[str]:
     """Problems that would make a job fail or slow, with remedies; one line for all nodes with a problem."""
     hosts = grouped((text, node.host) for node in nodes for text in _node_problems(node))
     of_nodes = [f"{fold(names)}: {text}" for text, names in hosts.items()]
-    return [*of_nodes, *_differences(nodes), *_hardware_differences(nodes), *_slow_links(nodes)]
+    slow = (*_slow_imports(nodes), *_slow_links(nodes))
+    return [*of_nodes, *_differences(nodes), *_hardware_differences(nodes), *slow]
 
 
 def _node_problems(node: CheckedNode) -> Iterator[str]:

@@ -12,6 +12,9 @@ from ddplaunch.protocol.specs import Program
 NETWORK_RATES, GPU_RATES = "check: ", "check-gpus: "
 """Start of the line that a worker of ``--check``, and one of ``--check --deep``, prints."""
 
+IMPORTS_S = 300.0
+"""Time limit of an agent for both imports of ImportTorch, in seconds."""
+
 MAX_GPUS = 256
 _MAX_LINES = 1 << 16
 _Lines = Annotated[tuple[OneLine, ...], at_most(_MAX_LINES)]
@@ -20,7 +23,7 @@ _FileLimit = Annotated[int, between(-1, 1 << 60)]
 
 @dataclass(frozen=True)
 class InspectNode:
-    """Launcher to agent: requests a NodeReport. Ping, for the node's clock, and ConnectToNodes may follow.
+    """Launcher to agent: requests a NodeReport. Ping, for the node's clock, ConnectToNodes and ImportTorch may follow.
 
     Attributes:
         has_peers: other nodes connect to this one; if not, its workers use loopback.
@@ -89,6 +92,24 @@ class ConnectResults:
     failed: Annotated[tuple[tuple[OneLine, OneLine], ...], at_most(_MAX_LINES)]
 
 
+@dataclass(frozen=True)
+class ImportTorch:
+    """Launcher to agent: import torch in a new process, and again if that is slow. Answered by ImportTimes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportTimes:
+    """Agent to launcher, in answer to ImportTorch.
+
+    Attributes:
+        times_s: seconds of the first import, and of the second one if the first was slow; empty: it failed.
+        file_system: where torch lies: the kind of the file system, and its mount point; empty if it is not known.
+    """
+
+    times_s: Annotated[tuple[Seconds, ...], at_most(2)] = ()
+    file_system: OneLine = ""
+
+
 # What workers print: rank 0 for all nodes, and for ``--check --deep`` the worker of each node; one line each.
 
 
@@ -141,4 +162,4 @@ class NodeGpuRates:
 
 
 TO_AGENT = {InspectNode: "node_check"}
-FROM_AGENT = (NodeReport, ConnectResults)
+FROM_AGENT = (NodeReport, ConnectResults, ImportTimes)

@@ -1,4 +1,4 @@
-"""What a run waits for, for the user: the nodes that are not connected yet, and at the end the sweeps of lost nodes.
+"""What a run waits for, for the user: nodes that are not connected yet, torch, and at the end sweeps of lost nodes.
 
 Runs in the launcher, in the main thread.
 """
@@ -12,7 +12,8 @@ from ddplaunch.errors import Level
 from ddplaunch.launcher.nodes import SWEEP_S, NodeState
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
-from ddplaunch.text import quote
+from ddplaunch.protocol.launcher_agent import AttemptStarted
+from ddplaunch.text import duration, quote
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.display.messages import UserMessages
@@ -20,19 +21,36 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.watches import RunServices
 
 _SWEEP_SHOWN_S = 2.0
+_SLOW_IMPORT_S = 10.0
 _LOOK_S = 0.5
 """Seconds between two looks at all nodes, during a sweep."""
 
 
 class NodeProgress(Watch):
-    """Shows the nodes that connect, and that only sweeps keep the run from its end: a host without power is silent."""
+    """Shows the nodes that connect, a slow import of torch, and that only sweeps keep the run from its end.
+
+    A host without power lets a sweep wait: it is silent.
+    """
 
     def __init__(self, participants: Participants, messages: UserMessages) -> None:
         self._nodes, self._participants = participants.nodes, participants
         self._progress, self._show = messages.progress, messages.show
         self._is_connecting = False
+        self._imports_s: dict[str, float] = {}
         self._look_at = 0.0
         self._show_at = NEVER
+
+    def on_event(self, index: int, event: object) -> None:
+        """Once the workers of all nodes run for the first time: tell that their start has waited for torch."""
+        if not isinstance(event, AttemptStarted) or event.attempt:
+            return
+        self._imports_s[self._nodes.all[index].host] = event.import_s
+        host, longest_s = max(self._imports_s.items(), key=lambda item: item[1])
+        if len(self._imports_s) == len(self._participants.indices) and longest_s >= _SLOW_IMPORT_S:
+            on = f", on {quote(host)}" if len(self._imports_s) > 1 else ""
+            self._show(
+                f"the start waited {duration(longest_s)} for `import torch`{on}: --check measures it", Level.NORMAL
+            )
 
     def run_due(self, now: float) -> float:
         """Show what the run waits for, if that takes long. Returns when to call again."""
