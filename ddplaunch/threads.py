@@ -1,4 +1,4 @@
-"""Daemon threads: each call that blocks has one of its own. Values that several threads share are made once.
+"""Daemon threads: each call that blocks has one of its own.
 
 Used in every process but the script's. An exception that ``work`` does not catch is a bug: Python prints its traceback
 (``threading.excepthook``), and whoever waits for an answer gets the other one, so that nobody waits for ever.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from concurrent.futures import Future
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -98,38 +97,3 @@ def result_of(name: str, work: Callable[[], T], is_given_up: Callable[[], bool],
     if errors:
         raise errors[0]
     return results[0]
-
-
-class OncePerKey(Generic[T]):
-    """One value per key: the first caller creates it, the others wait for the value or the exception.
-
-    Example::
-
-        transport = jumps.get("gpu1", lambda: connect("gpu1"))
-    """
-
-    def __init__(self, is_good: Callable[[T], bool] = lambda _: True) -> None:
-        """A value for which ``is_good`` is false is replaced by the next caller; an exception is kept."""
-        self._is_good = is_good
-        self._lock = threading.Lock()
-        self._futures: dict[Hashable, Future[T]] = {}
-
-    def get(self, key: Hashable, create: Callable[[], T]) -> T:
-        """The value for ``key``; ``create`` must not request the same key, which would deadlock."""
-        from concurrent.futures import Future  # Loads logging.
-
-        with self._lock:
-            future = self._futures.get(key)
-            is_creator = future is None or self._is_stale(future)
-            if is_creator:
-                future = self._futures[key] = Future()
-        assert future is not None
-        if is_creator:
-            try:
-                future.set_result(create())
-            except BaseException as error:
-                future.set_exception(error)
-        return future.result()
-
-    def _is_stale(self, future: Future[T]) -> bool:
-        return future.done() and not future.exception() and not self._is_good(future.result())

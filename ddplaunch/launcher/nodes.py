@@ -13,8 +13,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NoAgent, Transport
-from ddplaunch.transport.remote_start import NodeFacts
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NoAgent, NodeFacts, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import HARDWARE, NODE_LOST, NODE_NOT_READY, RENDEZVOUS, LaunchError, Level
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous, StopWorkers
 from ddplaunch.text import quote
-from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table
+from ddplaunch.transport.failures import UNREACHABLE, HostFailure, check_torch_versions, failures_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -153,8 +153,6 @@ class Participants:
         by_host = {node.host: (node, node.facts) for node in nodes if node.facts}
         if len(by_host) < 2:
             return []
-        from ddplaunch.transport.remote_start import check_torch_versions
-
         failures = check_torch_versions({host: facts for host, (_, facts) in by_host.items() if facts})
         return [(by_host[failure.host][0], failure) for failure in failures]
 

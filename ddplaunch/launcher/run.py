@@ -47,7 +47,7 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.threads import result_of
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, NodeFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import AttemptResult
     from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.transport.agent_process import AgentProcess
-    from ddplaunch.transport.remote_start import NodeFacts
 
 _CLOSE_S = 5.0
 """Seconds for the processes of agents that have reported their end, or are lost, to exit."""

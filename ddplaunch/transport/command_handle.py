@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.transport.handle import Post, WriteOutput
+    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 _KEPT_LINES = 20
 _LONGEST_OUTPUT = 500
@@ -202,7 +202,7 @@ class CommandTransport(Transport):
         """Variables of the command."""
         return dict(os.environ)
 
-    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: remote_start.Purpose) -> CommandHandle:
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> CommandHandle:
         command = self.command(self._config, index)
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         try:

@@ -5,6 +5,7 @@ Used by the launcher and by the commands that query hosts. Pure: no I/O, no stat
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hosts import fold
@@ -12,7 +13,9 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from ddplaunch.transport.handle import NodeFacts
 
 Cause = Literal[
     "configuration",
@@ -52,25 +55,6 @@ class HostFailure:
     hint: str = ""
 
 
-class ConnectFailed(Exception):
-    """A connection to a host failed; becomes a HostFailure.
-
-    Attributes:
-        max_attempts: number of attempts in all; 1: another attempt cannot succeed, or would get this machine banned.
-        is_overload: the server closed the connection before the login, probably because of too many logins.
-    """
-
-    def __init__(
-        self, cause: Cause, message: str, hint: str = "", *, max_attempts: int = 1, is_overload: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.message = message
-        self.hint = hint
-        self.max_attempts = max_attempts
-        self.is_overload = is_overload
-
-
 def failures_table(failures: Iterable[HostFailure]) -> str:
     """One line per failure with the hosts that it applies to, the most frequent first; then the hints."""
     found = list(failures)
@@ -79,3 +63,18 @@ def failures_table(failures: Iterable[HostFailure]) -> str:
     ordered = sorted(failed.items(), key=lambda item: -len(item[1]))
     lines = [f"  {fold(hosts)}: {message}" for (_, message), hosts in ordered]
     return "\n".join(lines + [f"hint: {hint}" for hint in hints])
+
+
+def check_torch_versions(facts: Mapping[str, NodeFacts]) -> tuple[HostFailure, ...]:
+    """Failures of the hosts whose torch version differs from the most frequent one: such a job may hang."""
+    versions = Counter(fact.torch for fact in facts.values() if fact.torch)
+    if len(versions) < 2:
+        return ()
+    most_frequent = versions.most_common(1)[0][0]
+    others = "most hosts" if len(facts) > 2 else "the other host"
+    hint = "All nodes must have one version of torch: --remote-python names the interpreter to use."
+    return tuple(
+        HostFailure(host, "torch", f"torch {fact.torch}, and {most_frequent} on {others}", hint)
+        for host, fact in facts.items()
+        if fact.torch not in ("", most_frequent)
+    )

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from ddplaunch import features
 from ddplaunch.errors import LaunchError
@@ -23,8 +23,6 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun, of_host
 from ddplaunch.protocol.output_runs import check_runs
 from ddplaunch.system.limits import NO_ROOM_HINT
-from ddplaunch.transport import remote_start
-from ddplaunch.transport.remote_start import NodeFacts, Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,6 +36,9 @@ Post = Callable[[object], None]
 
 WriteOutput = Callable[[Output, bytes], None]
 """Shows a chunk of a worker's output; any thread."""
+
+Purpose = Literal["run", "sweep", "query"]
+"""What an agent is started for: to run workers, to kill the processes of a lost node, or to say what is on a host."""
 
 
 _LARGE_BYTES = 4096
@@ -237,12 +238,12 @@ class Transport(abc.ABC):
         """Release the resources that the handles share, after all handles are closed."""
 
     @staticmethod
-    def command(_config: LaunchConfig, _index: int) -> tuple[str, ...]:
-        """What is executed to start an agent of a node: one text for its shell, or the arguments of a command here.
+    @abc.abstractmethod
+    def command(config: LaunchConfig, index: int) -> tuple[str, ...]:
+        """What is executed to start an agent of node ``index``: one text for its shell, or a command here.
 
         ``--plan`` shows it, so it contacts nobody.
         """
-        return (remote_start.COMMAND,)
 
     @abc.abstractmethod
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> AgentHandle:
@@ -255,6 +256,31 @@ class Transport(abc.ABC):
 
     def _node_tag(self, index: int) -> str:
         return node_tag(self._run_tag, self.node_names, index)
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Facts that a node reports before its agent's first record. A version is empty if the package is missing.
+
+    Attributes:
+        pid: of the agent, as itself sees it: in a container, another process may have this pid outside. 0 if the
+            answer holds no pid that may be signalled.
+        error: why ddplaunch cannot be imported.
+        directory: why the working directory cannot be entered; empty if it can.
+        kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
+        failed: the step that failed before Python ran, ``python`` or ``setup``; ``status`` is its exit code.
+    """
+
+    pid: int = 0
+    python: str = ""
+    ddplaunch: str = ""
+    torch: str = ""
+    error: str = ""
+    directory: str = ""
+    has_script: bool = True
+    kept: str = ""
+    failed: str = ""
+    status: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.agent_process import AgentProcess, Child
-    from ddplaunch.transport.handle import Post, WriteOutput
-    from ddplaunch.transport.remote_start import Purpose
+    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 
 class PopenHandle(AgentHandle):

@@ -12,9 +12,8 @@ import json
 import re
 import shlex
 import sys
-from collections import Counter
 from dataclasses import asdict, field, replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
@@ -29,16 +28,14 @@ from ddplaunch.protocol.agent_entry import (
 from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.transport import transports
 from ddplaunch.transport.failures import HostFailure
+from ddplaunch.transport.handle import NodeFacts, Purpose
 from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ddplaunch.config import LaunchConfig
-
-Purpose = Literal["run", "sweep", "query"]
-"""What an agent is started for: to run workers, to kill the processes of a lost node, or to say what is on a host."""
 
 _RUN_LINE = 'IFS= read -r line{}; eval "$(printf %b "$line")"'
 
@@ -155,31 +152,6 @@ class RemoteStart:
     timeout_s: float = 60.0
 
 
-@dataclass(frozen=True)
-class NodeFacts:
-    """Facts that a node reports before its agent's first record. A version is empty if the package is missing.
-
-    Attributes:
-        pid: of the agent, as itself sees it: in a container, another process may have this pid outside. 0 if the
-            answer holds no pid that may be signalled.
-        error: why ddplaunch cannot be imported.
-        directory: why the working directory cannot be entered; empty if it can.
-        kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
-        failed: the step that failed before Python ran, ``python`` or ``setup``; ``status`` is its exit code.
-    """
-
-    pid: int = 0
-    python: str = ""
-    ddplaunch: str = ""
-    torch: str = ""
-    error: str = ""
-    directory: str = ""
-    has_script: bool = True
-    kept: str = ""
-    failed: str = ""
-    status: int = 0
-
-
 def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -> RemoteStart:
     """How to start an agent. All processes of a node of a run get ``node_tag`` in their environment.
 
@@ -289,21 +261,6 @@ def check_facts(host: str, facts: NodeFacts, start: RemoteStart, printed: Sequen
         hint = "ddplaunch needs Python 3.10 on every node: --remote-python names another interpreter."
         return HostFailure(host, "python", f"{start.python} is Python {facts.python or 'of unknown version'}", hint)
     return _check_packages(host, facts, start) or _check_files(host, facts, start)
-
-
-def check_torch_versions(facts: Mapping[str, NodeFacts]) -> tuple[HostFailure, ...]:
-    """Failures of the hosts whose torch version differs from the most frequent one: such a job may hang."""
-    versions = Counter(fact.torch for fact in facts.values() if fact.torch)
-    if len(versions) < 2:
-        return ()
-    most_frequent = versions.most_common(1)[0][0]
-    others = "most hosts" if len(facts) > 2 else "the other host"
-    hint = "All nodes must have one version of torch: --remote-python names the interpreter to use."
-    return tuple(
-        HostFailure(host, "torch", f"torch {fact.torch}, and {most_frequent} on {others}", hint)
-        for host, fact in facts.items()
-        if fact.torch not in ("", most_frequent)
-    )
 
 
 def _check_packages(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:

@@ -29,8 +29,16 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
-from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, Post, Transport, WriteOutput
-from ddplaunch.transport.remote_start import NodeFacts, Purpose
+from ddplaunch.transport.handle import (
+    AgentConnected,
+    AgentHandle,
+    ChannelClosed,
+    NodeFacts,
+    Post,
+    Purpose,
+    Transport,
+    WriteOutput,
+)
 
 Answer = Callable[["SpokenHandle", object], None]
 """What an agent does when it gets a record."""
@@ -95,6 +103,10 @@ class SpokenTransport(Transport):
     ) -> None:
         super().__init__(config, hosts, "tag", output, post)
         self._answers = answers
+
+    @staticmethod
+    def command(config: LaunchConfig, index: int) -> tuple[str, ...]:
+        return ()
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SpokenHandle:
         answer = sweeping if purpose == "sweep" else self._answers[index]

@@ -17,8 +17,7 @@ from ddplaunch.features.collect_logs.launcher import LogCollector
 from ddplaunch.features.collect_logs.log_writer import LogWriter
 from ddplaunch.features.collect_logs.records import LogChunk, LogsFound, LogsSent
 from ddplaunch.launcher.nodes import NodeState
-from ddplaunch.transport.handle import WithData
-from ddplaunch.transport.remote_start import NodeFacts
+from ddplaunch.transport.handle import NodeFacts, WithData
 from tests.support import golden
 from tests.support.fake_agents import participants_of
 from tests.support.watches import run_services

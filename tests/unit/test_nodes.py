@@ -33,8 +33,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.wire import ProtocolError
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import ChannelClosed
-from ddplaunch.transport.remote_start import NodeFacts
+from ddplaunch.transport.handle import ChannelClosed, NodeFacts
 from tests.support import golden
 from tests.support.configs import launch_config, rendezvous_config
 from tests.support.fake_agents import brief, participants_of, unexplained

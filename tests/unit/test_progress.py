@@ -19,7 +19,7 @@ from ddplaunch.launcher.display import console
 from ddplaunch.launcher.display.console import Console, Progress
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Output
-from ddplaunch.transport.remote_start import NodeFacts
+from ddplaunch.transport.handle import NodeFacts
 from tests.support.fake_agents import participants_of
 
 STALL_S = 10.0

@@ -13,8 +13,9 @@ import pytest
 
 import ddplaunch
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.failures import HostFailure, failures_table
-from ddplaunch.transport.remote_start import NodeFacts, RemoteStart
+from ddplaunch.transport.failures import HostFailure, check_torch_versions, failures_table
+from ddplaunch.transport.handle import NodeFacts
+from ddplaunch.transport.remote_start import RemoteStart
 from tests.support import golden
 
 START = RemoteStart(python="/opt/python", cwd="/job", script="train.py")
@@ -135,10 +136,10 @@ def test_a_setup_that_fails_is_told_with_its_last_lines():
 
 def test_nodes_with_another_torch_than_most_are_told():
     facts = {"a1": GOOD, "a2": replace(GOOD, torch="2.8.0"), "a3": GOOD}
-    assert [(f.host, f.message) for f in remote_start.check_torch_versions(facts)] == [
+    assert [(f.host, f.message) for f in check_torch_versions(facts)] == [
         ("a2", "torch 2.8.0, and 2.9.0 on most hosts")
     ]
-    assert remote_start.check_torch_versions({"a1": GOOD}) == ()
+    assert check_torch_versions({"a1": GOOD}) == ()
 
 
 def test_equal_failures_are_one_line_and_equal_hints_too():

@@ -15,10 +15,9 @@ import pytest
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.ssh import config, keys, sockets
-from ddplaunch.features.ssh.config import ConfigError, parse_jumps, resolve, selected_algorithms
+from ddplaunch.features.ssh.config import ConfigError, ConnectFailed, parse_jumps, resolve, selected_algorithms
 from ddplaunch.features.ssh.connections import LoginLimiter
-from ddplaunch.threads import OncePerKey
-from ddplaunch.transport.failures import ConnectFailed
+from ddplaunch.features.ssh.keys import OncePerKey
 from tests.support import golden
 from tests.support.processes import wait_until
 

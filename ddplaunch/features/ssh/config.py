@@ -21,7 +21,6 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import grouped
-from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import paramiko
 
     from ddplaunch.config import RemoteConfig
+    from ddplaunch.transport.failures import Cause
 
 _RESOLVE_TIMEOUT_S = 20.0
 """Seconds for ``ssh -G``, which runs the user's programs for ``Match exec``."""
@@ -49,6 +49,25 @@ _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 class ConfigError(Exception):
     """ssh's configuration cannot be read, or has an invalid value."""
+
+
+class ConnectFailed(Exception):
+    """A connection to a host failed; becomes a HostFailure.
+
+    Attributes:
+        max_attempts: number of attempts in all; 1: another attempt cannot succeed, or would get this machine banned.
+        is_overload: the server closed the connection before the login, probably because of too many logins.
+    """
+
+    def __init__(
+        self, cause: Cause, message: str, hint: str = "", *, max_attempts: int = 1, is_overload: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.message = message
+        self.hint = hint
+        self.max_attempts = max_attempts
+        self.is_overload = is_overload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.ssh import session, sockets
-from ddplaunch.features.ssh.config import ConfigError, HostConfig, resolve
-from ddplaunch.features.ssh.keys import KeyRing
+from ddplaunch.features.ssh.config import ConfigError, ConnectFailed, HostConfig, resolve
+from ddplaunch.features.ssh.keys import KeyRing, OncePerKey
 from ddplaunch.features.ssh.known_hosts import KnownHosts
 from ddplaunch.protocol import first_failure
-from ddplaunch.threads import OncePerKey
-from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
     import socket

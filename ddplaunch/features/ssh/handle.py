@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.features.ssh.config import ConnectFailed
 from ddplaunch.features.ssh.connections import MAX_LOGINS, Connections
 from ddplaunch.features.ssh.session import close_now, transport_deadline
 from ddplaunch.protocol import environment, wire
@@ -24,7 +25,7 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural
 from ddplaunch.threads import in_thread
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.failures import ConnectFailed, HostFailure
+from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.transport.handle import Post, WriteOutput
-    from ddplaunch.transport.remote_start import Purpose, RemoteStart
+    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
+    from ddplaunch.transport.remote_start import RemoteStart
 
 BUFFER_BYTES = 1 << 16
 
@@ -295,6 +296,10 @@ class SshTransport(Transport):
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SshHandle:
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         return SshHandle(self._config.hosts[index], start, self._connections, post, output)
+
+    @staticmethod
+    def command(config: LaunchConfig, index: int) -> tuple[str, ...]:
+        return (remote_start.COMMAND,)
 
     def close(self) -> None:
         """Close the connections to jump hosts."""

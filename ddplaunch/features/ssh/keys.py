@@ -8,17 +8,20 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+import threading
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from ddplaunch.threads import OncePerKey
-from ddplaunch.transport.failures import ConnectFailed
+from ddplaunch.features.ssh.config import ConnectFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Hashable, Iterator
+    from concurrent.futures import Future
 
     import paramiko
 
     from ddplaunch.features.ssh.config import HostConfig
+
+T = TypeVar("T")
 
 _PUBLIC_TYPES = ("ssh-", "ecdsa-", "sk-", "webauthn-")
 _SECURITY_KEYS = ("sk-", "webauthn-")
@@ -31,6 +34,41 @@ _TOO_MANY_KEYS_HINT = (
 )
 _NO_KEY_HINT = "Make a key with `ssh-keygen`, copy it with `ssh-copy-id HOST`, or start ssh-agent and `ssh-add`."
 _CHECK_HINT = "`ssh HOST true` must work without a prompt; `ssh -v HOST` shows which key it uses."
+
+
+class OncePerKey(Generic[T]):
+    """One value per key: the first caller creates it, the others wait for the value or the exception.
+
+    Example::
+
+        transport = jumps.get("gpu1", lambda: connect("gpu1"))
+    """
+
+    def __init__(self, is_good: Callable[[T], bool] = lambda _: True) -> None:
+        """A value for which ``is_good`` is false is replaced by the next caller; an exception is kept."""
+        self._is_good = is_good
+        self._lock = threading.Lock()
+        self._futures: dict[Hashable, Future[T]] = {}
+
+    def get(self, key: Hashable, create: Callable[[], T]) -> T:
+        """The value for ``key``; ``create`` must not request the same key, which would deadlock."""
+        from concurrent.futures import Future  # Loads logging.
+
+        with self._lock:
+            future = self._futures.get(key)
+            is_creator = future is None or self._is_stale(future)
+            if is_creator:
+                future = self._futures[key] = Future()
+        assert future is not None
+        if is_creator:
+            try:
+                future.set_result(create())
+            except BaseException as error:
+                future.set_exception(error)
+        return future.result()
+
+    def _is_stale(self, future: Future[T]) -> bool:
+        return future.done() and not future.exception() and not self._is_good(future.result())
 
 
 class _KeyFile(NamedTuple):

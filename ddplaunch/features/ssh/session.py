@@ -13,11 +13,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.ssh.config import ALGORITHMS_HINT, choose_algorithms
+from ddplaunch.features.ssh.config import ALGORITHMS_HINT, ConnectFailed, choose_algorithms
 from ddplaunch.features.ssh.keys import KeyRing, log_in
 from ddplaunch.features.ssh.known_hosts import KnownHosts, host_names
 from ddplaunch.features.ssh.sockets import close_stream
-from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
     import socket

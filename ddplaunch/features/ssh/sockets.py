@@ -12,8 +12,8 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.ssh.config import ConnectFailed
 from ddplaunch.threads import in_thread
-from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
     import paramiko
