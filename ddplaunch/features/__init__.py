@@ -65,7 +65,8 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
-    Feature("ssh", ("tables",)),
+    Feature("ssh", ("tables",), needs=("remote",)),
+    Feature("remote", declares=False),
     Feature("node_progress", ("launcher",), declares=False),
     Feature("redraws", ("launcher",), declares=False),
     Feature("tracebacks", ("launcher",), declares=False),
@@ -80,7 +81,7 @@ FEATURES = (
     Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("workers.debug_on_error",)),
     Feature("faults", ("launcher", "agent", "records"), only="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "runs", "usage")),
-    Feature("slurm", ("launcher", "tables"), before_run=("requeue_on",), only="slurm_job"),
+    Feature("slurm", ("launcher", "tables"), ("remote",), before_run=("requeue_on",), only="slurm_job"),
     Feature("metrics", ("launcher",), needs=("usage",), only="output.metrics_file"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
@@ -91,7 +92,7 @@ FEATURES = (
     Feature("other_schedulers", ("tables",), declares=False),
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
-    Feature("plan", needs=("faults",)),
+    Feature("plan", needs=("faults", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), only="text", declares=False),
     Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),

@@ -36,6 +36,7 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
+from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import launch, run, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.mailbox import K, Mailbox
@@ -50,7 +51,6 @@ from ddplaunch.protocol.launcher_agent import (
     Pong,
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerError
-from ddplaunch.transport import remote_start
 from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, FromNode, discard_output, post_as
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from ddplaunch import features
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
 from ddplaunch.features.hangs.records import WorkerActivity
+from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import run, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.mailbox import Mailbox
@@ -54,7 +55,6 @@ from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.rounds.verdict import Restarts
-from ddplaunch.transport import remote_start
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from unittest import mock
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, RemoteConfig
+from ddplaunch.features.remote.command_handle import CommandTransport
 from ddplaunch.protocol.launcher_agent import Pong, SweepRun
 from ddplaunch.transport import agent_process
-from ddplaunch.transport.command_handle import CommandTransport
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, discard_output
 from ddplaunch.transport.local import LocalHandle
 from tests.support import runs

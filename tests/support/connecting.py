@@ -12,13 +12,13 @@ from typing import Any
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
+from ddplaunch.features.remote.remote_start import RemoteStart
 from ddplaunch.features.ssh.connections import Connections
 from ddplaunch.features.ssh.handle import SshHandle
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed
-from ddplaunch.transport.remote_start import RemoteStart
 from tests.support.nodes import Lab
 from tests.support.runs import ROOT
 

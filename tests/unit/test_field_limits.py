@@ -19,6 +19,7 @@ from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, WorkerActivity, WorkersExamined
 from ddplaunch.features.health.node_history import NodeEvent
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware
+from ddplaunch.features.remote.command_handle import CommandHandle
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol import control, rendezvous, run_result, script_request, specs, wire
 from ddplaunch.protocol.field_types import Limit
@@ -37,7 +38,6 @@ from ddplaunch.protocol.launcher_agent import (
     of_host,
 )
 from ddplaunch.protocol.results import AttemptResult, HealthFinding, WorkerExit
-from ddplaunch.transport.command_handle import CommandHandle
 from ddplaunch.transport.handle import AgentHandle
 from ddplaunch.transport.local import LocalHandle
 

@@ -28,6 +28,7 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
+from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import launch, pings, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
@@ -47,7 +48,6 @@ from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.signals import SignalReceived
-from ddplaunch.transport import remote_start
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, WithData
 from tests.support.configs import launch_config
 from tests.support.fake_agents import FakeHandle, FakeTransport

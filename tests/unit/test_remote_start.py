@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 import ddplaunch
-from ddplaunch.transport import remote_start
+from ddplaunch.features.remote import remote_start
+from ddplaunch.features.remote.remote_start import RemoteStart
 from ddplaunch.transport.failures import HostFailure, check_torch_versions, failures_table
 from ddplaunch.transport.handle import NodeFacts
-from ddplaunch.transport.remote_start import RemoteStart
 from tests.support import golden
 
 START = RemoteStart(python="/opt/python", cwd="/job", script="train.py")

@@ -20,13 +20,14 @@ from ddplaunch.features.plan.environment import RUN_ID, how_counted, inherited_e
 from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
 from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.warnings import warnings
+from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import env_forwarding
 from ddplaunch.protocol.specs import choose_start
 from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
 from ddplaunch.text import masked
-from ddplaunch.transport import remote_start, transports
+from ddplaunch.transport import transports
 from ddplaunch.transport.agent_process import COMMAND
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.transport.command_handle import CommandTransport
+from ddplaunch.features.remote.command_handle import CommandTransport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

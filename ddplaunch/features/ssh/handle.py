@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.features.remote import remote_start
 from ddplaunch.features.ssh.config import ConnectFailed
 from ddplaunch.features.ssh.connections import MAX_LOGINS, Connections
 from ddplaunch.features.ssh.session import close_now, transport_deadline
@@ -24,7 +25,6 @@ from ddplaunch.system import limits
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural
 from ddplaunch.threads import in_thread
-from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.remote.remote_start import RemoteStart
     from ddplaunch.transport.handle import Post, Purpose, WriteOutput
-    from ddplaunch.transport.remote_start import RemoteStart
 
 BUFFER_BYTES = 1 << 16
 

@@ -51,7 +51,7 @@ def offer(config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callabl
 
 
 def offer_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent | None:
-    """As ``offer``, on another machine, in the process that is to become an agent; see ``transport.remote_start``."""
+    """As ``offer``, on another machine, in the process that is to become an agent; see ``remote_start``."""
     from ddplaunch.features.warm.keeper_client import take_over_here
 
     return take_over_here(start, facts)

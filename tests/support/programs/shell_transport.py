@@ -11,9 +11,9 @@ from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, WorkerCon
 from ddplaunch.features.plan.page import page
 from ddplaunch.features.plan.plan import plan
 from ddplaunch.features.ps.ps import agents, find_runs, raise_failures
+from ddplaunch.features.remote.command_handle import CommandTransport
 from ddplaunch.rows import TransportRow
 from ddplaunch.transport import transports
-from ddplaunch.transport.command_handle import CommandTransport
 
 
 class ShellTransport(CommandTransport):

@@ -16,9 +16,9 @@ from collections import deque
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
+from ddplaunch.features.remote import remote_start
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system.limits import NO_ROOM_HINT
-from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import Transport
 from ddplaunch.transport.local import PopenHandle
