@@ -181,6 +181,7 @@ def _with_endpoint(
     scheduler = replace(scheduler, launchers=launchers, ports=_ports(scheduler, options))
     if scheduler.find_endpoint:
         scheduler = scheduler.find_endpoint(scheduler)
+    scheduler_checks.check_endpoint(scheduler)
     options = {**options, **_endpoint_options(scheduler, options)}
     return CompletedOptions(options, endpoint_source=scheduler, task=scheduler.task, notices=notices)
 

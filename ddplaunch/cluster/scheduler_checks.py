@@ -70,6 +70,24 @@ def _check_task(scheduler: SchedulerInfo, task: ScheduledTask, nproc_per_node: i
         )
 
 
+def check_endpoint(scheduler: SchedulerInfo) -> None:
+    """Check that one of several launchers knows where they meet.
+
+    Raises:
+        UsageError: neither the variables nor ``find_endpoint`` name host and port of the rendezvous.
+    """
+    if not (scheduler.first_host and scheduler.ports):
+        missing = "the port" if scheduler.first_host else "the host"
+        message = f"{scheduler.name} started ddplaunch on several nodes without {missing} of their rendezvous"
+        raise UsageError(message, endpoint_hint(scheduler))
+
+
+def endpoint_hint(scheduler: SchedulerInfo) -> str:
+    """What the user can do if the launchers do not know where they meet."""
+    how = f" ({scheduler.advice.export})" if scheduler.advice.export else ""
+    return f"Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all{how}."
+
+
 def own_rank_warning(scheduler: SchedulerInfo) -> str:
     """The warning, for one node, where the nodes take their ranks from the scheduler though the user gives 0."""
     why = scheduler.advice.node_rank and f": {scheduler.advice.node_rank}"

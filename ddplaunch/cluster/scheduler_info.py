@@ -87,6 +87,7 @@ class Advice:
         gpus: what lets each task see all GPUs of its node.
         shell: for a terminal: how the step of a shell is no part of the run.
         node_rank: why the user may have given node rank 0 on every node.
+        export: what gives variables to all processes, like ``mpirun -x``.
     """
 
     per_node: str = ""
@@ -94,6 +95,7 @@ class Advice:
     gpus: str = ""
     shell: str = ""
     node_rank: str = ""
+    export: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

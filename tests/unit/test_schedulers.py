@@ -204,6 +204,24 @@ def test_a_launcher_that_exports_rank_and_size_alone_is_a_row_and_a_place(config
         config_of({"NEW_RANK": "2", "NEW_SIZE": "2"})
 
 
+@pytest.mark.parametrize(("name", "first_host"), [("port", "a1"), ("host", None)])
+def test_nodes_that_do_not_know_where_they_meet_get_a_message(
+    name: str, first_host: str | None, config_of, monkeypatch: pytest.MonkeyPatch
+):
+    def read(_environ: dict[str, str]) -> SchedulerInfo:
+        return SchedulerInfo(
+            name="New", kind="node", description="New", is_server=True, index=0, launchers=2, first_host=first_host
+        )
+
+    reader = "ddplaunch.cluster.schedulers"
+    monkeypatch.setattr(f"{reader}.new", read, raising=False)
+    row = SchedulerRow(word="new", starts="job", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
+    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+    with pytest.raises(UsageError, match=f"New started ddplaunch on several nodes without the {name} of their") as told:
+        config_of({"NEW_NODES": "a1,a2"})
+    assert told.value.hint.startswith("Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all")
+
+
 @pytest.mark.usefixtures("_new_scheduler")
 @pytest.mark.parametrize(("host", "transport"), [("a", "new-exec"), ("c", "ssh"), ("me@a", "ssh")])
 def test_a_command_reaches_the_hosts_of_an_allocation_as_a_run_does(host: str, transport: str):

@@ -78,35 +78,29 @@ def of_place(
         token=token,
         is_server=rank == 0,
         task=task if local_size > 1 else None,
-        find_endpoint=partial(_find_endpoint, environ, export),
-        advice=Advice(per_node=per_node),
+        find_endpoint=partial(_find_endpoint, environ),
+        advice=Advice(per_node=per_node, export=export),
     )
 
 
-def _find_endpoint(environ: Mapping[str, str], export: str, scheduler: SchedulerInfo) -> SchedulerInfo:
-    """``scheduler`` with the endpoint that its tasks exchange, if their variables do not name it.
-
-    ``export``, in messages: what gives variables to all tasks, like ``mpirun -x``; empty: they name nothing.
+def _find_endpoint(environ: Mapping[str, str], scheduler: SchedulerInfo) -> SchedulerInfo:
+    """``scheduler`` with the endpoint that its tasks exchange, if their variables do not name it, and they can.
 
     Raises:
-        UsageError: there is no endpoint.
+        UsageError: the tasks could not exchange it.
         LaunchError: no room for a thread.
     """
-    how = f" ({export})" if export else ""
-    hint = f"Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all{how}."
-    if not (scheduler.first_host and scheduler.ports):
-        try:
-            scheduler = _exchanged(environ, scheduler)
-        except OSError as error:
-            message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
-            raise UsageError(message, hint) from None
-        except RuntimeError as error:  # "can't start new thread"
-            raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
     if scheduler.first_host and scheduler.ports:
         return scheduler
-    missing = "the port" if scheduler.first_host else "the host"
-    message = f"{scheduler.name} started ddplaunch on several nodes without {missing} of their rendezvous"
-    raise UsageError(message, hint)
+    try:
+        return _exchanged(environ, scheduler)
+    except OSError as error:
+        from ddplaunch.cluster.scheduler_checks import endpoint_hint
+
+        message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
+        raise UsageError(message, endpoint_hint(scheduler)) from None
+    except RuntimeError as error:  # "can't start new thread"
+        raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
 
 
 def _exchanged(environ: Mapping[str, str], scheduler: SchedulerInfo) -> SchedulerInfo:
@@ -229,7 +223,7 @@ def _started_without_facts(environ: Mapping[str, str], name: str, starter: str) 
         kind="node",
         description=f"{name}: started by {starter}",
         is_server=False,
-        find_endpoint=partial(_find_endpoint, environ, ""),
+        find_endpoint=partial(_find_endpoint, environ),
         warnings=(warning,),
     )
 
@@ -244,7 +238,7 @@ def kubernetes(environ: Mapping[str, str]) -> SchedulerInfo:
         index=index,
         first_host=environ.get("MASTER_ADDR") or None,
         ports=_master_port(environ),
-        find_endpoint=partial(_find_endpoint, environ, ""),
+        find_endpoint=partial(_find_endpoint, environ),
         is_server=index == 0,
     )
 
