@@ -29,10 +29,13 @@ from tests.support.watches import call, run_services
 class FakeTerminal:
     size = (30, 100)
 
-    def __init__(self, _stdin: int, _stdout: int, on_keys: Any, on_resized: Any) -> None:
+    def __init__(self, said: list[str], on_keys: Any, on_resized: Any) -> None:
         self.is_raw, self.modes, self.on_keys, self.on_resized = False, terminal.ScreenModes(), on_keys, on_resized
+        self.said = said
 
-    def take(self, *, is_first: bool = False) -> None:
+    def take(self, *, drops_typed: bool) -> None:
+        if not self.is_raw and drops_typed:
+            self.said.append("what was typed before is dropped")
         self.is_raw = True
 
     def restore(self) -> None:
@@ -110,8 +113,8 @@ class Job:
         )
         self.start("0", "3")
 
-    def opened(self, *arguments: Any) -> FakeTerminal:
-        self.terminal = FakeTerminal(*arguments)
+    def opened(self, _stdin: int, _stdout: int, *arguments: Any) -> FakeTerminal:
+        self.terminal = FakeTerminal(self.said, *arguments)
         return self.terminal
 
     def send_to(self, index: int, record: object) -> None:
@@ -164,6 +167,10 @@ class Job:
     def resize(self) -> None:
         self.terminal.on_resized()
 
+    def choose(self, *ranks: str) -> None:
+        """As ``--debug-ranks``."""
+        self.debugging._chosen = frozenset(map(int, ranks))
+
     def piped(self) -> None:
         self.is_terminal = False
 
@@ -197,7 +204,7 @@ def test_who_has_the_terminal_and_when_it_changes(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_keys_are_read_from_a_descriptor_of_any_number_and_none_of_before_the_first_session() -> None:
+def test_keys_are_read_from_a_descriptor_of_any_number_and_none_of_before_a_session_of_another_node() -> None:
     keys: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     master, slave = pty.openpty()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -207,7 +214,7 @@ def test_keys_are_read_from_a_descriptor_of_any_number_and_none_of_before_the_fi
     try:
         os.write(master, b"a password\r")
         assert select.select([slave], [], [], 10)[0], "the kernel passes it on later"
-        used.take(is_first=True)
+        used.take(drops_typed=True)
         os.write(master, b"p x\r")
         assert keys.get(timeout=10) == b"p x\r"
     finally:

@@ -98,6 +98,8 @@ class Debugging(Watch):
         """All sessions that are open, and since when."""
         self._sessions: dict[tuple[int, int], _Session] = {}
         self._focus: _Session | None = None
+        self._last_node = -1
+        """Had the terminal last."""
         self._terminal: Terminal | None = None
         self._due = NEVER
         self._attempt = self._world_size = 0
@@ -150,7 +152,7 @@ class Debugging(Watch):
     def _on_opened(self, session: _Session) -> None:
         if self._shutdown.in_progress:
             return  # It is stopped.
-        if problem := missing_terminal(self._console.stdout_fd):
+        if problem := self._refusal(session.opened.rank) or missing_terminal(self._console.stdout_fd):
             self._nodes.send_to(session.index, RefuseTerminal(session.opened.session, problem))
             return
         if len(self._sessions) >= _MAX_SESSIONS:
@@ -159,6 +161,10 @@ class Debugging(Watch):
         stopped = sum(not each.is_running for each in self._sessions.values())
         is_last = stopped == self._world_size and not session.opened.is_post_mortem  # Its traceback comes first.
         self._due = min(self._due, time.monotonic() + (0.0 if is_last else _SETTLE_S))
+
+    def _refusal(self, rank: int) -> str:
+        """A node on another machine may say that any of its ranks has stopped, and would get what is typed."""
+        return "" if self._chosen is None or rank in self._chosen else "--debug-ranks names other ranks"
 
     def _on_output(self, session: _Session, data: str) -> None:
         take = TakeOutput(session.opened.session)
@@ -273,9 +279,9 @@ class Debugging(Watch):
         self._console.hold(is_held=False)
         self._console.flush()
         self._console.wait_shown(_SHOWN_S)
-        self._terminal.take(is_first=not self._has_explained)
+        self._terminal.take(drops_typed=session.index != self._last_node)
         self._console.hold(is_held=True)
-        self._focus, self._is_announced = session, False
+        self._focus, self._last_node, self._is_announced = session, session.index, False
         lines = self._lines(session)
         self._console.raw("".join(f"ddplaunch: {line}\r\n" for line in lines).encode())
         self._console.note(f"ddplaunch: {lines[0]}")

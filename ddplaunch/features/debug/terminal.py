@@ -110,10 +110,10 @@ class Terminal:
             return 24, 80
         return size.lines or 24, size.columns or 80
 
-    def take(self, *, is_first: bool = False) -> None:
+    def take(self, *, drops_typed: bool) -> None:
         """Send the keys to the debugger from now on. Only Ctrl-Z and Ctrl-backslash still signal the launcher.
 
-        ``is_first``: what was typed before is dropped: it was not for a debugger, which may be on another machine.
+        ``drops_typed``: drop what was typed before: it was not for this debugger, which may be on another machine.
         """
         if self.is_raw:
             return
@@ -122,7 +122,7 @@ class Terminal:
         except termios.error:  # The terminal has gone; SIGHUP follows.
             return
         self._tell_guard(b"r")
-        self._set(_raw(self._saved), termios.TCSAFLUSH if is_first else termios.TCSANOW)
+        self._set(_raw(self._saved), termios.TCSAFLUSH if drops_typed else termios.TCSANOW)
         self.is_raw = True
         woken, self._end = os.pipe()
         self._reader = in_thread("keys", lambda: self._read(woken))
