@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.features.tracebacks.launcher import TracebackFolder, watches
+from ddplaunch.launcher.watches import RunEnd
 from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.protocol.results import StreamName
+from ddplaunch.protocol.results import AttemptResult, StreamName
+from ddplaunch.protocol.run_result import RunResult
 from tests.support.configs import launch_config
 from tests.support.watches import run_services
 
@@ -27,7 +29,8 @@ class Shown:
         self.notes: list[str] = []
         self.lost_lines = 0
         self.console: Any = SimpleNamespace(is_plain=is_plain, show=self._note, flushes=[])
-        self.folder = TracebackFolder(self.console, folds_lost_peers=folds_lost_peers)
+        messages: Any = SimpleNamespace(console=self.console, show=lambda text, _level: self._note(text))
+        self.folder = TracebackFolder(messages, folds_lost_peers=folds_lost_peers)
         self._output = self.folder.on_output(self._take)
 
     def _note(self, text: str) -> None:
@@ -243,6 +246,21 @@ def test_the_beginning_of_a_traceback_stays_with_its_attempt() -> None:
     shown.write(3, b"step 1\n", attempt=1)
     shown.folder.flush()
     assert sorted(shown.attempts) == [(0, begin), (1, b"step 1\n")]
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+def test_a_success_in_spite_of_an_exception_in_a_thread_is_said_to_be_one(outcome: Any) -> None:
+    """Only of the last attempt, and not of a line that only has these words."""
+    shown, begin = Shown(is_plain=True), b"Exception in thread Thread-1 (f):\n"
+    shown.write(4, begin)
+    shown.write(2, b"before\n" + begin + raised(), attempt=1)
+    shown.write_both(1, b"before\n", begin)
+    shown.write(1, begin, attempt=1)
+    shown.write(3, b"> " + begin, attempt=1)
+    result = RunResult("job7", 0, outcome, 1.0, tuple(AttemptResult(number, outcome, (), 1.0) for number in range(2)))
+    shown.folder.on_run_ended(RunEnd(result, None, {}, lambda: False))
+    text = "ranks 1-2: a thread ended with an exception; the exit code is that of the main thread"
+    assert shown.notes == [text] * (outcome == "succeeded")
 
 
 def test_stdout_and_a_lone_worker_are_shown_at_once() -> None:

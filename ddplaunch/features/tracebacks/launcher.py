@@ -12,14 +12,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.errors import Level
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.first_failure import is_peer_loss
 from ddplaunch.protocol.output_runs import runs_of
 from ddplaunch.text import quote, ranks
 
 if TYPE_CHECKING:
-    from ddplaunch.launcher.display.console import Console
-    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.transport.handle import WriteOutput
 
@@ -49,17 +50,21 @@ _PREFIX = re.compile(rb"^" + _RANK, re.MULTILINE)
 _LOST_PEER = re.compile(rb"\.cc:\d+\] |torch\.distributed\.Dist\w+Error")
 """In the exceptions of gloo, NCCL and the store, and not in those of a script that has lost another server."""
 
+_IN_THREAD = re.compile(rb"^Exception in thread .*:\n", re.MULTILINE)
+"""Python's line about an exception that has ended another thread than the main one; its traceback follows."""
+
 _Key = tuple[int, bytes]
 
 
 class TracebackFolder(Watch):
     """Shows output without tracebacks that another rank has just shown, and names these ranks.
 
-    With ``folds_lost_peers`` also without those of ranks that have lost a peer.
+    With ``folds_lost_peers`` also without those of ranks that have lost a peer. After a success it names ranks of which
+    an exception has ended a thread.
     """
 
-    def __init__(self, console: Console, *, folds_lost_peers: bool) -> None:
-        self._console = console
+    def __init__(self, messages: UserMessages, *, folds_lost_peers: bool) -> None:
+        self._messages, self._console = messages, messages.console
         self._folds_lost_peers = folds_lost_peers
         self._lock = threading.Lock()
         self._held: dict[tuple[int, int], tuple[Output, bytes]] = {}
@@ -68,6 +73,8 @@ class TracebackFolder(Watch):
         self._folded: dict[_Key, list[int]] = {}
         self._lost_peers: set[int] = set()
         self._is_timed = False
+        self._lost_threads: set[tuple[int, int]] = set()
+        """Attempt and rank."""
 
     def on_output(self, write: WriteOutput) -> WriteOutput:
         """Fold the tracebacks on stderr."""
@@ -75,6 +82,8 @@ class TracebackFolder(Watch):
         self._console.flushes.append(self.flush)
 
         def fold(header: Output, data: bytes) -> None:
+            if b"Exception in thread " in data and _IN_THREAD.search(data):
+                self._lost_threads.add((header.attempt, header.rank))
             if header.runs and not self._held and b"Traceback (" not in data:
                 write(header, data)
                 return
@@ -89,6 +98,13 @@ class TracebackFolder(Watch):
                 self._fold(header, data)
 
         return fold
+
+    def on_run_ended(self, end: RunEnd) -> None:
+        """Say that the run has succeeded although a thread has not."""
+        last = end.result.attempts[-1:] if end.result.outcome == "succeeded" else ()
+        if found := [rank for attempt, rank in self._lost_threads for each in last if attempt == each.attempt]:
+            text = f"{ranks(found)}: a thread ended with an exception; the exit code is that of the main thread"
+            self._messages.show(text, Level.NORMAL)
 
     def _fold(self, header: Output, data: bytes) -> None:
         """Show ``data``, or hold back its end if that may be part of a traceback to fold. Does not block."""
@@ -194,4 +210,4 @@ def _is_lost_peer(exception: bytes) -> bool:
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
     output = run.config.output
-    return (TracebackFolder(run.messages.console, folds_lost_peers=output.keeps_files and output.verbosity < 1),)
+    return (TracebackFolder(run.messages, folds_lost_peers=output.keeps_files and output.verbosity < 1),)
