@@ -9,7 +9,7 @@ from dataclasses import field
 from typing import Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
-from ddplaunch.cluster.scheduler_info import ScheduledTask, SlurmJob
+from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import KEEPER_ID, is_run_id

@@ -17,7 +17,7 @@ from ddplaunch.cli import values
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
-from ddplaunch.cluster.scheduler_info import ScheduledTask, SlurmJob
+from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass

@@ -14,7 +14,8 @@ from ddplaunch.text import plural, quote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ddplaunch.cluster.scheduler_info import ScheduledTask, SchedulerInfo
+    from ddplaunch.cluster.scheduled import ScheduledTask
+    from ddplaunch.cluster.scheduler_info import SchedulerInfo
 
 _WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

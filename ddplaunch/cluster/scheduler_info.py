@@ -1,7 +1,7 @@
 """What a scheduler or MPI launcher says of its job, and of how it started ddplaunch: SchedulerInfo, made by its reader.
 
 Pure. Used in the launcher, before the configuration is built: ``cli.scheduler_options`` decides between the scheduler's
-facts and the user's options. The configuration holds the task, which the agent gets, and the job.
+facts and the user's options.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.late_dataclass import dataclass
 
 LOOPBACK = "127.0.0.1"
@@ -23,58 +24,6 @@ PORTS = (16384, 28671)
 
 IGNORE = "`--cluster none` makes ddplaunch ignore the scheduler."
 """A hint of usage errors about what a scheduler has set."""
-
-
-@dataclass(frozen=True)
-class ScheduledTask:
-    """The only worker of this launcher, where the scheduler starts a ddplaunch for every worker.
-
-    Attributes:
-        node_rank: number of this worker's node; None if the ranks are not contiguous per node, which ``check_counts``
-            rejects.
-        tasks_per_node: numbers of workers of all nodes, in order; empty if only this node's number is known and the
-            numbers differ.
-    """
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node_rank: int | None
-    tasks_per_node: tuple[int, ...]
-
-    def environ(self) -> dict[str, str]:
-        """The worker's variables in the whole job; an agent with one worker would set other values.
-
-        Call ``check_counts`` first.
-        """
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "GROUP_RANK": str(self.node_rank),
-            "GROUP_WORLD_SIZE": str(len(self.tasks_per_node)),
-            "ROLE_RANK": str(self.rank),
-            "ROLE_WORLD_SIZE": str(self.world_size),
-        }
-
-
-@dataclass(frozen=True)
-class SlurmJob:
-    """A job as SLURM's commands identify it.
-
-    Attributes:
-        id: number of the job; ``12_3`` for a task of an array, whose number alone may mean the whole array.
-        requeue_count: how often SLURM has requeued the job.
-        requeue_on: names of the signals after which ddplaunch requests a requeue of the job.
-        requests_requeue: this launcher is the one of the run that requests a requeue, if --requeue-on asks for one.
-    """
-
-    id: str
-    requeue_count: int = 0
-    requeue_on: tuple[str, ...] = ()
-    requests_requeue: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

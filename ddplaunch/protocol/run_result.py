@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ddplaunch.cluster.scheduler_info import SlurmJob
+from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import ExitCode, Seconds

@@ -16,7 +16,7 @@ import ddplaunch
 from ddplaunch import LaunchConfig, errors
 from ddplaunch.cli import main, rendezvous_options
 from ddplaunch.cluster import schedulers
-from ddplaunch.cluster.scheduler_info import SlurmJob
+from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.features.faults import fault_spec
 from ddplaunch.features.health import rules
 from ddplaunch.features.usage.quantities import QUANTITIES

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.workers.start_plan import Placement, place_workers
-from ddplaunch.cluster.scheduler_info import ScheduledTask
+from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.config import WorkerConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment

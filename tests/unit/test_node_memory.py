@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cluster.hosts import matching, parse_hosts
-from ddplaunch.cluster.scheduler_info import SlurmJob
+from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.features.health import node_memory, nodes_file

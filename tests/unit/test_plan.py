@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.cluster.scheduler_info import ScheduledTask
+from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.config import LaunchConfig
 from ddplaunch.features.plan.model import Plan
 from ddplaunch.features.plan.page import as_json, page

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.cluster.scheduler_info import SlurmJob
+from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.features.health.node_memory import drain_command
 from ddplaunch.features.slurm import launcher, scontrol
 from ddplaunch.features.slurm.launcher import INTERVAL_S, NodeWatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from ddplaunch.cluster.scheduler_info import SlurmJob
+from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.features.slurm.requeue import is_cancelled, with_job
 from ddplaunch.protocol.run_result import RunResult
 from tests.support import golden

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ddplaunch.agent.workers.worker_group import WorkerGroup
-from ddplaunch.cluster.scheduler_info import ScheduledTask
+from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.system import procfs
 from tests.support.configs import a_round, agent_spec
 from tests.support.processes import wait_until

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hosts import fold, parse_entry
-from ddplaunch.cluster.scheduler_info import IGNORE, LOOPBACK, Advice, ScheduledTask, SchedulerInfo, candidate_ports
+from ddplaunch.cluster.scheduled import ScheduledTask
+from ddplaunch.cluster.scheduler_info import IGNORE, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import quote

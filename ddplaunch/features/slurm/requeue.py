@@ -19,7 +19,7 @@ from ddplaunch.text import plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddplaunch.cluster.scheduler_info import SlurmJob
+    from ddplaunch.cluster.scheduled import SlurmJob
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.run_result import RunResult
 
