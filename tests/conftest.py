@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from ddplaunch.cluster import schedulers
+from ddplaunch import features
 from ddplaunch.system import devices
 from tests.support import fake_nvml, installed_stub, runs, slowest
 from tests.support.debugging import Debugger
@@ -29,7 +29,7 @@ from tests.support.runs import SLOW_IMPORT
 if TYPE_CHECKING:
     from tests.support.gpus import Watched  # Of a feature: tests of the core run without it, too.
 
-_CLEARED = ("PET_*", "TORCHELASTIC_*", *schedulers.OWN)
+_CLEARED = ("PET_*", "TORCHELASTIC_*", *(name for row in features.listed("SCHEDULERS", "tables") for name in row.own))
 """Variables of whatever started the tests."""
 
 _VANISH_S = 15.0

@@ -5,25 +5,52 @@ Runs in the launcher, once per command. Independent of click; starts nothing.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli import host_options, rendezvous_options, scheduler_options
+from ddplaunch import features
+from ddplaunch.cli import host_options, rendezvous_options
 from ddplaunch.cli.options import ROWS
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
 from ddplaunch.config import LINE_PREFIX, Entry, LaunchConfig, OutputConfig, RemoteConfig, WorkerConfig
 from ddplaunch.errors import StartNotice, UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.rows import SSH
 from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from ddplaunch.cli.rendezvous_options import RdzvConf
-    from ddplaunch.cluster.hosts import Host
 
 _GROUPS = ("", "workers", "output", "timeouts", "remote")
+
+
+@dataclass(frozen=True)
+class CompletedOptions:
+    """The options of a run, completed by what has started ddplaunch.
+
+    Attributes:
+        options: the user's values; those of a scheduler where the user gave none.
+        hosts: the nodes of the scheduler, for one launcher that starts all nodes; empty if the user names hosts.
+        rendezvous: fields of RendezvousConfig that differ from what the options say.
+        task: the only worker of this launcher, if the scheduler started a process for every worker.
+        notices: the detected scheduler, and probable mistakes.
+        transport: how ``hosts`` are reached: a name in ``transport.transports.TABLE``.
+        slurm_job: the SLURM job that contains this process, if any.
+    """
+
+    options: Mapping[str, Any]
+    hosts: tuple[Host, ...] = ()
+    rendezvous: Mapping[str, Any] = field(default_factory=dict)
+    task: ScheduledTask | None = None
+    notices: tuple[StartNotice, ...] = ()
+    transport: str = RemoteConfig.transport
+    slurm_job: SlurmJob | None = None
 
 
 def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> LaunchConfig:
@@ -36,10 +63,34 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
     Raises:
         UsageError: an invalid value or combination.
     """
-    return checked(_config(scheduler_options.apply_scheduler(options, environ), environ))
+    return checked(_config(_completed(options, environ), environ))
 
 
-def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str, str]) -> LaunchConfig:
+def _completed(options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:
+    """The options, completed by what has started ddplaunch.
+
+    Raises:
+        UsageError: what it says cannot be read, or contradicts the options.
+    """
+    for module in features.loaded("scheduler"):
+        found: CompletedOptions = module.completed(options, environ)
+        return found
+    return CompletedOptions(options)
+
+
+def transport_of_command(hosts: Collection[Host], options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """How a command that is not a run reaches ``hosts`` that the user names: those of an allocation as a run does.
+
+    Raises:
+        UsageError: the scheduler's hostfile cannot be read.
+    """
+    for module in features.loaded("scheduler"):
+        found: str = module.transport_of_command(hosts, options, environ)
+        return found
+    return CompletedOptions.transport
+
+
+def _config(completed: CompletedOptions, environ: Mapping[str, str]) -> LaunchConfig:
     options = completed.options
     hosts = host_options.select_hosts(options, environ, completed.hosts)
     min_nodes, max_nodes = rendezvous_options.nnodes(options, hosts)
@@ -58,6 +109,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
     master_addr, master_port = rendezvous_options.static_store(options)
     found = read(options, environ)
     own = found[""]
+    meeting = rendezvous_options.rendezvous(options, environ, conf, min_nodes, max_nodes, own) if meets else None
     forwards = hosts or options["export"] or options["env_file"]
     variables = host_options.forwarded(options, environ) if forwards else ()
     return LaunchConfig(
@@ -71,11 +123,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         workers=WorkerConfig(**found["workers"]),
         output=_output(found["output"], options),
         timeouts=_timeouts(found["timeouts"], conf if one_launcher_leads else None),
-        rendezvous=(
-            rendezvous_options.rendezvous(options, completed.endpoint_source, environ, conf, min_nodes, max_nodes, own)
-            if meets
-            else None
-        ),
+        rendezvous=replace(meeting, **completed.rendezvous) if meeting else None,
         hosts=hosts,
         remote=RemoteConfig(**{"transport": completed.transport, **found["remote"]}, environ=variables),
         master_addr=master_addr,
@@ -121,7 +169,7 @@ def connection_options(
     hosts = host_options.select_hosts(options, environ)
     found = read(options, environ, ("remote", "timeouts"))
     if not any(row.is_given(options[row.name]) for row in ROWS if SSH in row.only):
-        found["remote"].setdefault("transport", scheduler_options.transport_of_command(hosts, options, environ))
+        found["remote"].setdefault("transport", transport_of_command(hosts, options, environ))
     variables = host_options.forwarded(options, environ) if hosts else ()
     remote = RemoteConfig(**found["remote"], environ=variables)
     transports.check(remote.transport, hosts)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddplaunch import features
 from ddplaunch.cli import commands
 from ddplaunch.cli.build_config import build_config
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cli.parser import INHERITED, GroupedCommand, complete_path
-from ddplaunch.cluster import schedulers
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
 from ddplaunch.late_dataclass import dataclass
@@ -243,7 +243,7 @@ def _print(text: str) -> None:
 
 def _print_usage_error(message: str, hint: str) -> None:
     """Print an error of the command line; of many launchers that a scheduler has started, only the first does."""
-    if schedulers.is_first_task(os.environ):
+    if all(module.is_first_task(os.environ) for module in features.loaded("scheduler")):
         _print_error(message, hint)
 
 

@@ -104,8 +104,8 @@ def configuration(script: str, args: Sequence[object], options: Mapping[str, Any
     from ddplaunch.cli.commands import OF_COMMANDS
     from ddplaunch.cli.main import command
 
-    words = {"cluster": "none", **options}
     known = {param.name: param for param in command.params if isinstance(param, click.Option) and param.expose_value}
+    words = {**({"cluster": "none"} if "cluster" in known else {}), **options}
     for name in words:
         if name not in known or name in OF_COMMANDS:
             raise UsageError(f"launch has no option {name}", _HINTS.get(name) or _hint(name, known))

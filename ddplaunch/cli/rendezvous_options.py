@@ -9,7 +9,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
-from ddplaunch.cluster import schedulers
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.errors import OptionError, UsageError
 from ddplaunch.late_dataclass import dataclass
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.cluster.scheduler_info import SchedulerInfo
 
 ROWS = (
     Option(
@@ -31,14 +29,6 @@ ROWS = (
         "Nodes of the job. Default: all named hosts, else 1.",
         pet=True,
         short="nodes of the job; default: all hosts, or one",
-    ),
-    Option(
-        "--cluster",
-        "WORD",
-        "Scheduler whose variables name the nodes, or this node's rank and the endpoint: "
-        f"{', '.join(schedulers.WORDS[:-1])} or {schedulers.WORDS[-1]}. Default: auto.",
-        "auto",
-        completes=schedulers.WORDS,
     ),
     flag("--standalone", "One node, like --nnodes 1, also with --nnodes 1:MAX; ignore endpoint options.", pet=True),
     Option(
@@ -254,7 +244,6 @@ def static_store(options: Mapping[str, Any]) -> tuple[str | None, int | None]:
 
 def rendezvous(
     options: Mapping[str, Any],
-    scheduler: SchedulerInfo | None,
     environ: Mapping[str, str],
     conf: RdzvConf,
     min_nodes: int,
@@ -271,13 +260,12 @@ def rendezvous(
     node_rank = given if given < max_nodes else None
     is_server = (node_rank or 0) == 0 if static else conf.is_host
     return RendezvousConfig(
-        token=(scheduler.token if scheduler else None) or options["rdzv_id"] or "none",
+        token=options["rdzv_id"] or "none",
         min_nodes=max_nodes if static else min_nodes,
         max_nodes=max_nodes,
         node_index=node_rank or 0 if static else node_rank,
-        server_addresses=(endpoint[0], *(scheduler.other_addresses if scheduler else ())),
+        server_addresses=(endpoint[0],),
         port=endpoint[1],
-        other_ports=scheduler.ports[1:] if scheduler else (),
         is_server=is_server,
         local_addr=own.get("local_addr"),
         interface=own.get("interface"),

@@ -34,10 +34,12 @@ class Feature(NamedTuple):
     ``after_end``: in an agent that has a text of the feature, see ``texts``: ``act`` is called after the agent has
     sent AgentEnded.
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
+    ``scheduler``: ``completed(options, environ)`` returns the CompletedOptions of a run, see ``cli.build_config``;
+    ``transport_of_command`` is as there; ``is_first_task(environ)`` says whether to show a usage error.
     ``hosts``: ``select(hosts, options)`` returns those of the named hosts that a run or a command uses.
     ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs of a node's workers for ``numa_binding``.
-    ``tables``: rows, of the classes in ``rows``, for two tables of the core: ``SCHEDULERS`` (``cluster.schedulers``)
-    and ``TRANSPORTS`` (``transport.transports``). Each start of the command imports it.
+    ``tables``: rows, of the classes in ``rows``, for two tables: ``SCHEDULERS`` (``schedulers.table``) and
+    ``TRANSPORTS`` (``transport.transports``). Each start of the command imports it.
     ``hints``: ``hint(first, is_dry_run)`` returns what the user can do about a worker's failure; empty: not known.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
@@ -81,7 +83,8 @@ FEATURES = (
     Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("workers.debug_on_error",)),
     Feature("faults", ("launcher", "agent", "records"), only="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "runs", "usage")),
-    Feature("slurm", ("launcher", "tables"), ("remote",), before_run=("requeue_on",), only="slurm_job"),
+    Feature("schedulers", ("scheduler",)),
+    Feature("slurm", ("launcher", "tables"), ("remote", "schedulers"), before_run=("requeue_on",), only="slurm_job"),
     Feature("metrics", ("launcher",), needs=("usage",), only="output.metrics_file"),
     Feature("on_exit", ("launcher",), only="on_exit"),
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
@@ -89,13 +92,13 @@ FEATURES = (
     Feature("host_filter", ("hosts",)),
     Feature("numa", ("cpus",)),
     Feature("hints", ("hints",), declares=False),
-    Feature("other_schedulers", ("tables",), declares=False),
+    Feature("other_schedulers", ("tables",), needs=("schedulers",), declares=False),
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), only="text", declares=False),
-    Feature("warm", ("agent", "early_agent"), before_run=("keep_warm_s",)),
+    Feature("warm", ("agent", "early_agent"), needs=("schedulers",), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
     Feature("control", ("launcher",), declares=False),

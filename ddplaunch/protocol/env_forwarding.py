@@ -12,7 +12,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
-from ddplaunch.cluster import schedulers
+from ddplaunch import features
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
@@ -56,6 +56,8 @@ _SECRET = Rule(
     "they may be secrets; `-v` masks their values",
 )
 
+_OF_SCHEDULERS = tuple(dict.fromkeys(name for row in features.listed("SCHEDULERS", "tables") for name in row.own))
+
 RULES = (
     Rule(tuple(name for name in NAMES if name not in _INHERITED), "never", "ddplaunch sets them for each worker"),
     Rule(
@@ -70,7 +72,7 @@ RULES = (
         "devices of this machine; other machines may have other devices",
     ),
     Rule(("*_SOCKET_IFNAME", "UCX_NET_DEVICES"), "named", "network interfaces have other names on other machines"),
-    Rule(schedulers.OWN, "named", "they identify this process as a task of a scheduler or of MPI"),
+    Rule(_OF_SCHEDULERS, "named", "they identify this process as a task of a scheduler or of MPI"),
     Rule(
         (*("HOSTNAME", "HOST", "HOME", "USER", "USERNAME", "LOGNAME", "SHELL", "MAIL"), *("TMPDIR", "TMP", "TEMP")),
         "named",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cluster.scheduler_info import candidate_ports
+from ddplaunch.features.schedulers.info import candidate_ports
 from tests.process.test_nodes_meet import SUM, WAIT, sums
 from tests.support.runs import Running, start
 

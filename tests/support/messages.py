@@ -27,7 +27,7 @@ _REASONS = {"RuntimeError": 0, "on_lost": 1, "count_as_lost": 1}
 
 _WITH_REASONS = ("rendezvous/connect.py", "launcher/pings.py", "launcher/lost_nodes.py")
 
-_YIELD_WARNINGS = ("cluster/scheduler_checks.py", "features/slurm/reader.py")
+_YIELD_WARNINGS = ("features/schedulers/checks.py", "features/slurm/reader.py")
 
 _COMMANDS = ("check", "come_back", "functions", "page", "plan", "ps", "runs")
 _NOT_OF_RUNS = (

@@ -15,10 +15,10 @@ import pytest
 import ddplaunch
 from ddplaunch import LaunchConfig, errors
 from ddplaunch.cli import main, rendezvous_options
-from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.features.faults import fault_spec
 from ddplaunch.features.health import rules
+from ddplaunch.features.schedulers import table as schedulers
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results, run_result

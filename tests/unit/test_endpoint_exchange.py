@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddplaunch.cluster.scheduler_info import candidate_ports
 from ddplaunch.features.other_schedulers import endpoint_exchange
 from ddplaunch.features.other_schedulers.endpoint_exchange import exchange
 from ddplaunch.features.other_schedulers.readers import open_mpi
+from ddplaunch.features.schedulers.info import candidate_ports
 from tests.support import golden
 
 ANSWERS = (

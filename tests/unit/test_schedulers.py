@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from ddplaunch import features
 from ddplaunch.cli import main
-from ddplaunch.cli.scheduler_options import transport_of_command
-from ddplaunch.cluster import schedulers
+from ddplaunch.cli.build_config import transport_of_command
 from ddplaunch.cluster.hosts import Host, parse_hosts
-from ddplaunch.cluster.scheduler_checks import lint
-from ddplaunch.cluster.scheduler_info import PORTS, SchedulerInfo, candidate_ports
-from ddplaunch.cluster.schedulers import TABLE, detect
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.schedulers import table as schedulers
+from ddplaunch.features.schedulers.checks import lint
+from ddplaunch.features.schedulers.info import PORTS, SchedulerInfo, candidate_ports
+from ddplaunch.features.schedulers.table import TABLE, detect
 from ddplaunch.protocol.env_forwarding import rule_of
 from ddplaunch.rows import SchedulerRow, TransportRow, load
 from ddplaunch.transport import transports
@@ -162,7 +162,7 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
             transport="new-exec",
         )
 
-    reader = "ddplaunch.cluster.schedulers"
+    reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
     row = SchedulerRow(word="new", starts="job", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
@@ -186,7 +186,7 @@ def _new_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         of_place = load("ddplaunch.features.other_schedulers.readers:of_place")
         return of_place("New", variables, (rank, size, 0, 1), "new -T {}", "new -E", environ)
 
-    reader = "ddplaunch.cluster.schedulers"
+    reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
     row = SchedulerRow(word="new", starts="mpi", variables=("NEW_RANK",), read=f"{reader}:new", own=("NEW_*",))
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
@@ -213,7 +213,7 @@ def test_nodes_that_do_not_know_where_they_meet_get_a_message(
             name="New", kind="node", description="New", is_server=True, index=0, launchers=2, first_host=first_host
         )
 
-    reader = "ddplaunch.cluster.schedulers"
+    reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
     row = SchedulerRow(word="new", starts="job", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))

@@ -11,7 +11,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.cli.scheduler_options import transport_of_command
+from ddplaunch.cli.build_config import transport_of_command
 from ddplaunch.cluster.hosts import Host, display_names, parse_entry
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import UsageError

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hosts import fold, parse_entry
 from ddplaunch.cluster.scheduled import ScheduledTask
-from ddplaunch.cluster.scheduler_info import IGNORE, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.features.schedulers.info import IGNORE, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import quote
 
@@ -96,7 +96,7 @@ def _find_endpoint(environ: Mapping[str, str], scheduler: SchedulerInfo) -> Sche
     try:
         return _exchanged(environ, scheduler)
     except OSError as error:
-        from ddplaunch.cluster.scheduler_checks import endpoint_hint
+        from ddplaunch.features.schedulers.checks import endpoint_hint
 
         message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
         raise UsageError(message, endpoint_hint(scheduler)) from None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import MAX_HOSTS, Host, expand, fold
 from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
-from ddplaunch.cluster.scheduler_info import IGNORE, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.errors import UsageError
+from ddplaunch.features.schedulers.info import IGNORE, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
 

@@ -94,7 +94,7 @@ def _parent_is_keeper() -> bool:
 
 def processes_of_jobs(environ: Mapping[str, str]) -> tuple[int, ...]:
     """For each scheduler's job of which the launcher is a part the process with which it ends; 0: none is seen."""
-    from ddplaunch.cluster import schedulers
+    from ddplaunch.features.schedulers import table as schedulers
 
     return tuple(_process_of(row, environ) for row in schedulers.jobs(environ))
 

@@ -62,7 +62,7 @@ def for_agent(config: LaunchConfig) -> str | None:
 
     Other machines do not see the end of this session, or of a scheduler's job.
     """
-    from ddplaunch.cluster import schedulers
+    from ddplaunch.features.schedulers import table as schedulers
     from ddplaunch.features.warm.records import KeeperSpec
     from ddplaunch.protocol import wire
     from ddplaunch.transport import transports

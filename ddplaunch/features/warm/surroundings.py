@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ddplaunch import version
-from ddplaunch.cluster import schedulers
+from ddplaunch.features.schedulers import table as schedulers
 from ddplaunch.system import procfs
 
 if TYPE_CHECKING:

@@ -9,51 +9,27 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
+from ddplaunch.cli.build_config import CompletedOptions
 from ddplaunch.cli.host_options import HOST_OPTIONS
-from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
-from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
-from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import StartNotice, UsageError
-from ddplaunch.late_dataclass import dataclass
+from ddplaunch.features.schedulers import table
 from ddplaunch.rows import load
 
 if TYPE_CHECKING:
-    from ddplaunch.cluster.scheduler_info import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
+    from collections.abc import Collection, Mapping
+
+    from ddplaunch.features.schedulers.info import SchedulerInfo
 
 _ENDPOINT_OPTIONS = ("rdzv_endpoint", "master_addr", "node_rank", "standalone")
 """Options that give the node rank or the rendezvous endpoint."""
 
 
-@dataclass(frozen=True)
-class CompletedOptions:
-    """The user's options, completed from the scheduler's environment.
-
-    Attributes:
-        options: the user's values; the scheduler's values where the user gave none.
-        hosts: the nodes of the scheduler, for one launcher that starts all nodes; empty if the user names hosts.
-        endpoint_source: the scheduler that gives the rendezvous endpoint; None if the user gives it, or none is needed.
-        task: the only worker of this launcher, if the scheduler started a process for every worker.
-        notices: the detected scheduler, and probable mistakes.
-        transport: how ``hosts`` are reached: a name in ``transport.transports.TABLE``.
-        slurm_job: the SLURM job that contains this process, if any.
-    """
-
-    options: Mapping[str, Any]
-    hosts: tuple[Host, ...] = ()
-    endpoint_source: SchedulerInfo | None = None
-    task: ScheduledTask | None = None
-    notices: tuple[StartNotice, ...] = ()
-    transport: str = RemoteConfig.transport
-    slurm_job: SlurmJob | None = None
-
-
-def apply_scheduler(options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:
+def completed(options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:
     """Detect a scheduler in ``environ`` and complete the options from it.
 
     Raises:
@@ -61,8 +37,8 @@ def apply_scheduler(options: Mapping[str, Any], environ: Mapping[str, str]) -> C
     """
     selects_nodes = _names_hosts_or_endpoint(options, environ)
     scheduler = _detect(options, environ, selects_nodes)
-    completed = _complete(scheduler, options, environ, selects_nodes) if scheduler else CompletedOptions(options)
-    return _with_job(completed, scheduler, environ)
+    found = _complete(scheduler, options, environ, selects_nodes) if scheduler else CompletedOptions(options)
+    return _with_job(found, scheduler, environ)
 
 
 def _names_hosts_or_endpoint(options: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
@@ -72,9 +48,14 @@ def _names_hosts_or_endpoint(options: Mapping[str, Any], environ: Mapping[str, s
     return bool(hosts or inherited or options["dry_run"] or any(options[name] for name in _ENDPOINT_OPTIONS))
 
 
+def is_first_task(environ: Mapping[str, str]) -> bool:
+    """Whether no scheduler has started this process as a second or later one of one command."""
+    return all(environ.get(name, "0") == "0" for row in table.TABLE for name in row.ranks)
+
+
 def _detect(options: Mapping[str, Any], environ: Mapping[str, str], selects_nodes: bool) -> SchedulerInfo | None:
     try:
-        return schedulers.detect(environ, options["cluster"])
+        return table.detect(environ, options["cluster"])
     except UsageError:
         if selects_nodes and options["cluster"] == "auto":
             return None
@@ -82,7 +63,7 @@ def _detect(options: Mapping[str, Any], environ: Mapping[str, str], selects_node
 
 
 def transport_of_command(hosts: Collection[Host], options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """How a command that is not a run reaches ``hosts`` that the user names: those of the allocation as a run does.
+    """As ``cli.build_config.transport_of_command``.
 
     Raises:
         UsageError: the scheduler's hostfile cannot be read.
@@ -95,32 +76,30 @@ def transport_of_command(hosts: Collection[Host], options: Mapping[str, Any], en
     return scheduler.transport if is_inside else CompletedOptions.transport
 
 
-def _with_job(
-    completed: CompletedOptions, scheduler: SchedulerInfo | None, environ: Mapping[str, str]
-) -> CompletedOptions:
+def _with_job(found: CompletedOptions, scheduler: SchedulerInfo | None, environ: Mapping[str, str]) -> CompletedOptions:
     """Add the SLURM job that contains this process, whichever program in it started ddplaunch."""
-    if completed.options["cluster"] == "none":
-        return completed
+    if found.options["cluster"] == "none":
+        return found
     is_first = not (scheduler and scheduler.index)
-    readers = (row.read_job for row in schedulers.jobs(environ) if row.read_job)
+    readers = (row.read_job for row in table.jobs(environ) if row.read_job)
     job = next((load(reader)(environ, is_first=is_first) for reader in readers), None)
-    return replace(completed, slurm_job=job)
+    return replace(found, slurm_job=job)
 
 
 def _complete(
     scheduler: SchedulerInfo, options: Mapping[str, Any], environ: Mapping[str, str], selects_nodes: bool
 ) -> CompletedOptions:
     if selects_nodes:
-        from ddplaunch.cluster import scheduler_checks
+        from ddplaunch.features.schedulers import checks
 
         has_endpoint = any(options[name] for name in _ENDPOINT_OPTIONS)
-        warnings = scheduler_checks.lint(scheduler, environ, has_endpoint=has_endpoint)
+        warnings = checks.lint(scheduler, environ, has_endpoint=has_endpoint)
         warnings = warnings if scheduler.kind == "allocation" else ()
         reason = "this is a dry run" if options["dry_run"] else "options or the environment select the nodes"
         text = f"{scheduler.description}; not used: {reason}"
         if rank := _own_rank(scheduler, options):
             options = {**options, "node_rank": str(rank)}
-            warnings += (scheduler_checks.own_rank_warning(scheduler),) if rank == 1 else ()
+            warnings += (checks.own_rank_warning(scheduler),) if rank == 1 else ()
         return CompletedOptions(options, notices=_notices(text, warnings))
     if scheduler.kind == "allocation":
         return _with_hosts(scheduler, options)
@@ -161,17 +140,17 @@ def _with_endpoint(
     scheduler: SchedulerInfo, options: Mapping[str, Any], environ: Mapping[str, str]
 ) -> CompletedOptions:
     """For one of several launchers, which the scheduler started on every node or for every worker."""
-    from ddplaunch.cluster import scheduler_checks
+    from ddplaunch.features.schedulers import checks
 
     nproc = None if options["nproc_per_node"] is None else values.parse_nproc(options["nproc_per_node"])
     nnodes = None if options["nnodes"] is None else values.parse_nnodes(options["nnodes"])
-    scheduler_checks.check_counts(scheduler, nproc, nnodes)
+    checks.check_counts(scheduler, nproc, nnodes)
     if scheduler.task and options.get("numa_binding"):
         hint = f"{scheduler.name} binds its tasks itself, or start one task per node."
         raise UsageError(f"--numa-binding: {scheduler.name} started a task for every worker", hint)
     workers = 1 if scheduler.task else nproc if isinstance(nproc, int) else None
     cpus = len(os.sched_getaffinity(0))
-    warnings = scheduler_checks.lint(scheduler, environ, workers=workers, cpus=cpus, terminal=_is_terminal())
+    warnings = checks.lint(scheduler, environ, workers=workers, cpus=cpus, terminal=_is_terminal())
     notices = _notices(scheduler.description, () if scheduler.index else warnings)
     if scheduler.task:
         options = {**options, "nproc_per_node": "1"}
@@ -181,9 +160,9 @@ def _with_endpoint(
     scheduler = replace(scheduler, launchers=launchers, ports=_ports(scheduler, options))
     if scheduler.find_endpoint:
         scheduler = scheduler.find_endpoint(scheduler)
-    scheduler_checks.check_endpoint(scheduler)
+    checks.check_endpoint(scheduler)
     options = {**options, **_endpoint_options(scheduler, options)}
-    return CompletedOptions(options, endpoint_source=scheduler, task=scheduler.task, notices=notices)
+    return CompletedOptions(options, rendezvous=_rendezvous(scheduler), task=scheduler.task, notices=notices)
 
 
 def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,6 +177,14 @@ def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> d
         "rdzv_conf": ",".join(filter(None, (conf, options["rdzv_conf"]))),
         "rdzv_id": scheduler.token if options["rdzv_id"] in (None, "none") else options["rdzv_id"],
     }
+
+
+def _rendezvous(scheduler: SchedulerInfo) -> dict[str, Any]:
+    """What no option of torchrun can say of the endpoint, as fields of RendezvousConfig."""
+    found: dict[str, Any] = {"other_ports": scheduler.ports[1:]}
+    if scheduler.other_addresses:
+        found["server_addresses"] = (scheduler.first_host, *scheduler.other_addresses)
+    return found | ({"token": scheduler.token} if scheduler.token else {})
 
 
 def _ports(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> tuple[int, ...]:

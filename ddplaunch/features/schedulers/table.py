@@ -19,7 +19,7 @@ from ddplaunch.text import quote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddplaunch.cluster.scheduler_info import SchedulerInfo
+    from ddplaunch.features.schedulers.info import SchedulerInfo
 
 _INNERMOST_FIRST = ("mpi", "step", "job")
 
@@ -30,9 +30,6 @@ TABLE: tuple[SchedulerRow, ...] = tuple(
 
 WORDS = ("auto", "none", *dict.fromkeys(row.word for row in TABLE))
 """Values of ``--cluster``."""
-
-OWN = tuple(dict.fromkeys(pattern for row in TABLE for pattern in row.own))
-"""Patterns of the names of all schedulers' variables."""
 
 
 def detect(environ: Mapping[str, str], cluster: str = "auto") -> SchedulerInfo | None:
@@ -64,8 +61,3 @@ def detect(environ: Mapping[str, str], cluster: str = "auto") -> SchedulerInfo |
 def jobs(environ: Mapping[str, str]) -> tuple[SchedulerRow, ...]:
     """A row of each scheduler that has a job of which this process is a part."""
     return tuple(row for row in TABLE if row.job and environ.get(row.job[0]))
-
-
-def is_first_task(environ: Mapping[str, str]) -> bool:
-    """Whether no scheduler has started this process as a second or later one of one command."""
-    return all(environ.get(name, "0") == "0" for row in TABLE for name in row.ranks)

@@ -1,7 +1,7 @@
 """What a scheduler or MPI launcher says of its job, and of how it started ddplaunch: SchedulerInfo, made by its reader.
 
-Pure. Used in the launcher, before the configuration is built: ``cli.scheduler_options`` decides between the scheduler's
-facts and the user's options.
+Pure. Used in the launcher, before the configuration is built: ``scheduler`` decides between the scheduler's facts and
+the user's options.
 """
 
 from __future__ import annotations
