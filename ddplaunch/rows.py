@@ -1,4 +1,4 @@
-"""Rows of the tables of options, commands, schedulers and transports, and parsers that several rows use.
+"""Rows of the tables of options, commands and transports, and parsers that several rows use.
 
 The command line makes its parser and its help page of the rows: its own, and those that the features bring. What a row
 names as ``module:name`` is imported on use. Options and commands are no dataclasses, whose methods would take 2 ms of
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import OptionError
 from ddplaunch.late_dataclass import dataclass
@@ -193,39 +193,6 @@ class Command:
         self.takes_script = takes_script
         self.starts_run = starts_run
         self.takes_hosts = takes_hosts
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerRow:
-    """One way in which a scheduler starts ddplaunch. The innermost that has started it counts.
-
-    Attributes:
-        word: the value of ``--cluster`` that selects it.
-        starts: in which order the rows are tried, since the variables of several may be set, and the innermost counts:
-            first ``mpi``, which can run inside a job or a step of another scheduler, like mpirun behind srun; then
-            ``step``, a step of its own job, as srun starts it; then ``job``, the script of a job, or a pod.
-        variables: environment variables that are all set where this scheduler started ddplaunch.
-        read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
-            None if they are those of another job, or say too little.
-        read_job: the same for ``LaunchConfig.slurm_job``, and whether this is the run's first launcher; empty: none.
-        own: patterns of the names of its variables, which are not forwarded to other machines.
-        ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
-            shows a usage error.
-        job: variables that identify a job. Give them in one row of each scheduler. The first variable is set in every
-            process of the job. A keeper serves and outlives no other job.
-        job_processes: names of the processes that contain a job and end with it. Empty: the outermost process with the
-            job's first variable counts as it.
-    """
-
-    word: str
-    starts: Literal["mpi", "step", "job"]
-    variables: tuple[str, ...]
-    read: str
-    own: tuple[str, ...]
-    read_job: str = ""
-    ranks: tuple[str, ...] = ()
-    job: tuple[str, ...] = ()
-    job_processes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,8 +38,8 @@ class Feature(NamedTuple):
     ``transport_of_command`` is as there; ``is_first_task(environ)`` says whether to show a usage error.
     ``hosts``: ``select(hosts, options)`` returns those of the named hosts that a run or a command uses.
     ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs of a node's workers for ``numa_binding``.
-    ``tables``: rows, of the classes in ``rows``, for two tables: ``SCHEDULERS`` (``schedulers.table``) and
-    ``TRANSPORTS`` (``transport.transports``). Each start of the command imports it.
+    ``tables``: rows of two tables: ``TRANSPORTS`` (``transport.transports``), and ``SCHEDULERS`` (of ``schedulers``).
+    Each start of the command imports it.
     ``hints``: ``hint(first, is_dry_run)`` returns what the user can do about a worker's failure; empty: not known.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``

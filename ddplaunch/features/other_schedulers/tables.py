@@ -3,7 +3,7 @@
 Imported at each start of the command: imports no reader.
 """
 
-from ddplaunch.rows import SchedulerRow
+from ddplaunch.features.schedulers.info import SchedulerRow
 
 _READERS = "ddplaunch.features.other_schedulers.readers"
 

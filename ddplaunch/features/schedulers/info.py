@@ -1,7 +1,7 @@
-"""What a scheduler or MPI launcher says of its job, and of how it started ddplaunch: SchedulerInfo, made by its reader.
+"""A scheduler or MPI launcher: its row of the table, and what it says of its job and of how it started ddplaunch.
 
-Pure. Used in the launcher, before the configuration is built: ``scheduler`` decides between the scheduler's facts and
-the user's options.
+Pure. Used in the launcher, before the configuration is built: the reader that a row names makes a SchedulerInfo, and
+``scheduler`` decides between these facts and the user's options.
 """
 
 from __future__ import annotations
@@ -24,6 +24,39 @@ PORTS = (16384, 28671)
 
 IGNORE = "`--cluster none` makes ddplaunch ignore the scheduler."
 """A hint of usage errors about what a scheduler has set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerRow:
+    """One way in which a scheduler starts ddplaunch. The innermost that has started it counts.
+
+    Attributes:
+        word: the value of ``--cluster`` that selects it.
+        starts: in which order the rows are tried, since the variables of several may be set, and the innermost counts:
+            first ``mpi``, which can run inside a job or a step of another scheduler, like mpirun behind srun; then
+            ``step``, a step of its own job, as srun starts it; then ``job``, the script of a job, or a pod.
+        variables: environment variables that are all set where this scheduler started ddplaunch.
+        read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
+            None if they are those of another job, or say too little.
+        read_job: the same for ``LaunchConfig.slurm_job``, and whether this is the run's first launcher; empty: none.
+        own: patterns of the names of its variables, which are not forwarded to other machines.
+        ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
+            shows a usage error.
+        job: variables that identify a job. Give them in one row of each scheduler. The first variable is set in every
+            process of the job. A keeper serves and outlives no other job.
+        job_processes: names of the processes that contain a job and end with it. Empty: the outermost process with the
+            job's first variable counts as it.
+    """
+
+    word: str
+    starts: Literal["mpi", "step", "job"]
+    variables: tuple[str, ...]
+    read: str
+    own: tuple[str, ...]
+    read_job: str = ""
+    ranks: tuple[str, ...] = ()
+    job: tuple[str, ...] = ()
+    job_processes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.errors import UsageError
-from ddplaunch.rows import SchedulerRow, load
+from ddplaunch.rows import load
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddplaunch.features.schedulers.info import SchedulerInfo
+    from ddplaunch.features.schedulers.info import SchedulerInfo, SchedulerRow
 
 _INNERMOST_FIRST = ("mpi", "step", "job")
 

@@ -1,6 +1,7 @@
 """SLURM's rows: a step of srun, a job, and the transport srun. Imported at each start of the command."""
 
-from ddplaunch.rows import SchedulerRow, TransportRow
+from ddplaunch.features.schedulers.info import SchedulerRow
+from ddplaunch.rows import TransportRow
 
 _READER = "ddplaunch.features.slurm.reader"
 _VARIABLES = ("SLURM*", "SBATCH_*", "SRUN_*")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.agent.workers.forkserver_client import ForkserverClient
+    from ddplaunch.features.schedulers.info import SchedulerRow
     from ddplaunch.features.warm.records import KeeperSpec
-    from ddplaunch.rows import SchedulerRow
     from ddplaunch.system.limits import Limits
 
 KEEPER_MODULE = "ddplaunch.features.warm.keeper"
