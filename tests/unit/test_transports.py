@@ -26,9 +26,17 @@ def test_an_unknown_transport_is_refused() -> None:
         setup.transport_for(config, "tag", discard_output, lambda _: None)
 
 
-@pytest.mark.features
-def test_the_help_names_three_transports_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert transports.choice() == "ssh, or srun in a SLURM job"
-    pods = TransportRow(name="pods", code="", way="", keeps_warm=False, where="to pods")
-    monkeypatch.setattr(transports, "TABLE", (*transports.TABLE[:2], pods, *transports.TABLE[2:]))
-    assert transports.choice() == "ssh, pods to pods, or srun in a SLURM job"
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        ([], "none"),
+        (["ssh"], "ssh"),
+        (["ssh", "srun in a SLURM job"], "ssh, or srun in a SLURM job"),
+        (["ssh", "pods to pods", "srun in a SLURM job"], "ssh, pods to pods, or srun in a SLURM job"),
+    ],
+)
+def test_the_help_names_the_transports_as_a_list(others: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [(name, where) for name, _, where in (other.partition(" ") for other in ["local", *others])]
+    rows = [TransportRow(name=name, code="", way="", keeps_warm=False, where=where) for name, where in pairs]
+    monkeypatch.setattr(transports, "TABLE", tuple(rows))
+    assert transports.choice() == text
