@@ -52,7 +52,7 @@ from ddplaunch.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def version_line() -> str:
@@ -288,17 +288,29 @@ _OWN: dict[str, tuple[Option, ...]] = {
 
 
 def _with_features(own: Mapping[str, Sequence[Option]]) -> dict[str, list[Option]]:
-    """``own`` with the options of the features; what has nothing to stand below, as --all without --ps, is left out."""
+    """``own`` with the options of the features; what has nothing to stand below, as --all without --ps, is left out.
+
+    Raises:
+        ValueError: there is no such ``heading``, or no option that ``after`` names.
+    """
     groups = {heading: [*rows] for heading, rows in own.items()}
     brought = [row for row in features.rows() if isinstance(row, Option)]
     for row in sorted(brought, key=lambda row: bool(row.of)):
-        if row.heading:
+        if row.heading in groups:
             groups[row.heading].append(row)
-            continue
-        for group in groups.values():
-            if places := [place for place, other in enumerate(group, 1) if row.after in (other.long_name, other.after)]:
-                group.insert(places[-1], row)
+        elif not _is_placed(row, groups.values()) and not row.of:
+            raise ValueError(f"{row.names}: there is no heading {row.heading!r}, and no option {row.after!r}")
     return {heading: rows for heading, rows in groups.items() if rows}
+
+
+def _is_placed(row: Option, groups: Iterable[list[Option]]) -> bool:
+    """Whether ``row`` now stands below the option that its ``after`` names, and below others that do so."""
+    for group in groups:
+        places = [place for place, other in enumerate(group, 1) if row.after in (other.long_name, other.after)]
+        if row.after and places:
+            group.insert(places[-1], row)
+            return True
+    return False
 
 
 OPTIONS = _with_features(_OWN)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import ddplaunch
-from ddplaunch.cli import build_config, main, rendezvous_options
+from ddplaunch import features
+from ddplaunch.cli import build_config, main, options, rendezvous_options
 from ddplaunch.cli.options import ROWS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import NO_LOGS, LaunchConfig, RemoteConfig
@@ -56,6 +57,28 @@ HOSTS = (Host("a"), Host("b"))
 @pytest.mark.parametrize("row", [row for row in ROWS if row.sets], ids=lambda row: row.name)
 def test_a_row_names_a_field(row: Option) -> None:
     attrgetter(row.sets)(LaunchConfig(script="x.py"))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"after": "--time-stamps"}, "there is no heading '', and no option '--time-stamps'"),
+        ({"heading": "Outputs"}, "there is no heading 'Outputs', and no option ''"),
+        ({}, "there is no heading '', and no option ''"),
+    ],
+)
+def test_an_option_that_has_no_place_on_the_help_page_is_told(
+    place: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "rows", lambda: (flag("--new", "", **place),))
+    with pytest.raises(ValueError, match=f"--new: {message}"):
+        options._with_features({"Output and logs": [flag("--timestamps", "")]})
+
+
+@pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)
+def test_a_feature_names_settings(feature: features.Feature) -> None:
+    for setting in filter(None, (*feature.before_run, feature.only)):
+        attrgetter(setting)(LaunchConfig(script="x.py"))
 
 
 def test_what_has_a_condition_has_a_field() -> None:
