@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LINE_BYTES = 4096
 """A longer line of a helper counts as several."""
 
-_STACK_LINE = re.compile(rb"(frame #\d+: |Exception raised from ).*|\s*")
+_STACK_LINE = re.compile(rb"(frame #\d+: |Exception raised from |<omitting python frames>).*|\s*")
 """Of the stack that C++ writes behind an error, such as the end of a connection: the line before says what it is."""
 
 _MAX_NOTICES = 100

@@ -86,7 +86,7 @@ def _end_of(work: Callable[[], None]) -> str:
 
 
 def serve(channel_fd: int, listen_fd: int) -> None:
-    """Run until the agent closes its channel or the rendezvous store is lost.
+    """Run until the agent closes its channel or the rendezvous store is lost; then end the process.
 
     Args:
         channel_fd: socket to the agent, which first sends a ``MemberSpec``.
@@ -109,15 +109,15 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         index, rank_holder = claim_node_index(spec, store)
     except ServerCannotJoin as error:
         send(RunCannotStart(error.record.reason, error.record.exit_code))
-        return
     except JoinRefused as error:
         send(RendezvousLost(str(error), refused_hint=error.hint))
-        return
     except (RuntimeError, wire.ProtocolError) as error:
         send(RendezvousLost(first_line(error)))
-        return
-    ready = MemberReady(index, address, port, *agreed_id(signer), rank_holder)
-    Member(spec, ready, store, signer, reader, send).run()
+    else:
+        ready = MemberReady(index, address, port, *agreed_id(signer), rank_holder)
+        Member(spec, ready, store, signer, reader, send).run()
+    # A thread that returns from a call of torch's store at the end of the interpreter would abort the process.
+    os._exit(0)
 
 
 class Member:

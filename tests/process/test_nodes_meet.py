@@ -119,6 +119,8 @@ def test_a_rank_that_dies_restarts_the_workers_of_all_nodes_with_one_count(port:
     assert sorted(path.parent.name for path in kept if path.name == "store.log") == ["attempt_0", "attempt_1"]
     assert len(kept) == 4
     assert all("[c10d]" in path.read_text() for path in kept)
+    of_members = "".join(path.read_text() for path in kept if path.name == "rendezvous.log")
+    assert not re.search("recvValueWithTimeout failed|terminate called", of_members)
 
 
 def test_what_a_rank_asks_for_is_the_verdict_of_all(port: int):
