@@ -110,8 +110,7 @@ def _config(completed: CompletedOptions, environ: Mapping[str, str]) -> LaunchCo
     found = read(options, environ)
     own = found[""]
     meeting = rendezvous_options.rendezvous(options, environ, conf, min_nodes, max_nodes, own) if meets else None
-    forwards = hosts or options["export"] or options["env_file"]
-    variables = host_options.forwarded(options, environ) if forwards else ()
+    variables = host_options.forwarded(options, environ, hosts)
     return LaunchConfig(
         **own,
         script=options["script"],
@@ -170,7 +169,7 @@ def connection_options(
     found = read(options, environ, ("remote", "timeouts"))
     if not any(row.is_given(options[row.name]) for row in ROWS if SSH in row.only):
         found["remote"].setdefault("transport", transport_of_command(hosts, options, environ))
-    variables = host_options.forwarded(options, environ) if hosts else ()
+    variables = host_options.forwarded(options, environ, hosts) if hosts else ()
     remote = RemoteConfig(**found["remote"], environ=variables)
     transports.check(remote.transport, hosts)
     if not hosts and remote != RemoteConfig(connect_timeout_s=remote.connect_timeout_s):

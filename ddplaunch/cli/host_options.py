@@ -1,6 +1,6 @@
 """Options about other machines: which hosts, how they are reached, and the variables of their workers.
 
-Runs in the launcher. Reads the hostfile and the env file; starts nothing.
+Runs in the launcher. Reads the hostfile; starts nothing.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
-from ddplaunch.cluster.hostfile import read_hostfile, read_input
+from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, parse_hosts
-from ddplaunch.errors import OptionError, UsageError
+from ddplaunch.errors import UsageError
 from ddplaunch.rows import HOSTS, REAL_RUN, Option, parse_positive_seconds
 from ddplaunch.transport import transports
 
@@ -30,18 +30,6 @@ ROWS = (
         "--hostfile",
         "FILE",
         "File with a host per line. Default: DDPLAUNCH_HOSTFILE.",
-        completes="file",
-    ),
-    Option(
-        "-x --export",
-        "NAME[=VALUE]",
-        "Forward a variable to the workers; 'PRE*': all with this prefix.",
-        multiple=True,
-    ),
-    Option(
-        "--env-file",
-        "FILE",
-        "Forward the variables in FILE to the workers; a NAME=VALUE per line.",
         completes="file",
     ),
     Option(
@@ -156,21 +144,13 @@ def _from_file(path: str, source: str) -> tuple[Host, ...]:
     return read_hostfile(path)
 
 
-def forwarded(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def forwarded(
+    options: Mapping[str, Any], environ: Mapping[str, str], hosts: tuple[Host, ...]
+) -> tuple[tuple[str, str], ...]:
     """The variables that the workers get, here and on the hosts.
 
     Raises:
-        UsageError: an invalid name, or an env file that cannot be read.
+        UsageError: they cannot be forwarded as the options say.
     """
-    from ddplaunch.protocol import env_forwarding
-
-    return tuple(env_forwarding.forwarded(environ, options["export"], _env_file_text(options["env_file"])).items())
-
-
-def _env_file_text(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return read_input(path).decode()
-    except (OSError, ValueError) as error:
-        raise OptionError("--env-file", path, getattr(error, "strerror", None) or "is not UTF-8 text") from None
+    found = features.called("variables", options, environ, to_hosts=bool(hosts))
+    return tuple(pair for each in found for pair in each.items())

@@ -25,7 +25,8 @@ class Feature(NamedTuple):
     The package itself may have ``rows()``: its options and commands, as ``rows`` describes them; ``EVENTS`` and
     ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has;
     ``prepare(config, stdout_fd)`` and ``for_agent(config)``, see ``prepared`` and ``texts``; ``worker_environ(config,
-    inherited)``: what ``Part.worker_environ`` will return, as ``--plan`` shows it.
+    inherited)``: what ``Part.worker_environ`` will return, as ``--plan`` shows it; ``variables(options, environ,
+    to_hosts)``: variables that all workers get, and ``shown_variables`` of these: the lines for ``-v``.
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, and ``begin``, if it has one, begins something ahead; see
@@ -90,12 +91,13 @@ FEATURES = (
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
     Feature("misplaced_options", ("launcher",), only="script_args", declares=False),
     Feature("host_filter", ("hosts",)),
+    Feature("forwarding"),
     Feature("numa", ("cpus",)),
     Feature("hints", ("hints",), declares=False),
     Feature("other_schedulers", ("tables",), needs=("schedulers",), declares=False),
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
-    Feature("plan", needs=("faults", "remote")),
+    Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), only="text", declares=False),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), before_run=("keep_warm_s",)),
@@ -114,12 +116,17 @@ Options of features stand in this order below their heading of the help page.
 @cache
 def rows() -> tuple[Any, ...]:
     """The options and the commands that the features bring: what ``rows`` of their packages return."""
-    return tuple(row for package in packages() if hasattr(package, "rows") for row in package.rows())
+    return tuple(row for found in called("rows") for row in found)
 
 
 def packages() -> Iterator[Any]:
     """The packages of the features that declare something, in their order."""
     return (import_module(f"{__name__}.{each.name}") for each in FEATURES if each.declares)
+
+
+def called(function: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+    """What ``function`` returns of each package that has it."""
+    return (getattr(each, function)(*arguments, **named) for each in packages() if hasattr(each, function))
 
 
 def declared(name: str) -> dict[str, str]:

@@ -25,11 +25,11 @@ from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.features.forwarding.rules import RULES
 from ddplaunch.features.health.gpu_events import ACTIONS, XIDS, Xid
 from ddplaunch.features.metrics.launcher import METRICS
 from ddplaunch.features.run_events.kinds import keys, kinds
 from ddplaunch.launcher.watches import RunServices, Watch
-from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
 from ddplaunch.text import fold_ints
 from ddplaunch.timeouts import TimeoutConfig

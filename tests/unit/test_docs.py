@@ -17,12 +17,12 @@ from ddplaunch import LaunchConfig, errors
 from ddplaunch.cli import main, rendezvous_options
 from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.features.faults import fault_spec
+from ddplaunch.features.forwarding.rules import RULES
 from ddplaunch.features.health import rules
 from ddplaunch.features.schedulers import table as schedulers
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results, run_result
-from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.results import HealthFinding
 from tests.support import docs
 from tests.support.docs import PAGES

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.errors import UsageError
-from ddplaunch.protocol.env_forwarding import RULES, forwarded, masked_lines, parse_env_file, rule_of
+from ddplaunch.features.forwarding.rules import RULES, forwarded, masked_lines, parse_env_file, rule_of
 from ddplaunch.protocol.environment import NAMES
 from tests.support import golden, texts
 

@@ -18,11 +18,11 @@ from ddplaunch.cli.build_config import transport_of_command
 from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.forwarding.rules import rule_of
 from ddplaunch.features.schedulers import table as schedulers
 from ddplaunch.features.schedulers.checks import lint
 from ddplaunch.features.schedulers.info import PORTS, SchedulerInfo, SchedulerRow, candidate_ports
 from ddplaunch.features.schedulers.table import TABLE, detect
-from ddplaunch.protocol.env_forwarding import rule_of
 from ddplaunch.rows import TransportRow, load
 from ddplaunch.transport import transports
 from tests.support import golden, texts

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddplaunch import features
 from ddplaunch.features.faults.fault_spec import describe, parse
+from ddplaunch.features.forwarding.rules import masked_lines
 from ddplaunch.features.plan import environment as plan_environment
 from ddplaunch.features.plan.environment import RUN_ID, how_counted, inherited_environ, known_gpus, known_workers
 from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
@@ -22,7 +23,6 @@ from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.warnings import warnings
 from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import setup
-from ddplaunch.protocol import env_forwarding
 from ddplaunch.protocol.specs import choose_start
 from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
@@ -67,7 +67,7 @@ def plan(config: LaunchConfig) -> Plan:
         command=_worker_command(config, specs[0]),
         how=_how(config, specs[0]),
         environ=common,
-        given=tuple(env_forwarding.masked_lines(given)),
+        given=tuple(masked_lines(given)),
         ranks=ranks,
         injections=tuple(describe(parse(text)) for text in config.injections),
         warnings=warnings(config, nodes, specs),

@@ -11,7 +11,7 @@ import socket
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol import env_forwarding
+from ddplaunch.features.forwarding.rules import rule_of
 from ddplaunch.system import devices
 from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.text import grouped, plural, quote
@@ -119,7 +119,7 @@ def _not_forwarded(config: LaunchConfig) -> Iterator[str]:
     """Variables of devices and networks that are set here and not forwarded to the hosts."""
     given = dict(config.remote.environ)
     names = [name for name in os.environ if name.endswith(("_VISIBLE_DEVICES", "_SOCKET_IFNAME"))]
-    stays = sorted(name for name in names if name not in given and env_forwarding.rule_of(name).when == "named")
+    stays = sorted(name for name in names if name not in given and rule_of(name).when == "named")
     if stays:
         yield f"set here and not forwarded to the hosts: {', '.join(stays)}; -x NAME forwards it"
 

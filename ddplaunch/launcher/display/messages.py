@@ -10,6 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.errors import Level
 from ddplaunch.launcher.display import failure_page, report_files
 from ddplaunch.launcher.display.console import Progress
@@ -101,12 +102,12 @@ class UserMessages:
 
     def _show_hosts(self) -> None:
         from ddplaunch.cluster.hosts import display_names, fold
-        from ddplaunch.protocol import env_forwarding
 
         names = display_names(self._config.hosts)[: self._config.max_nodes]
         self.show(f"starting on {quote(fold(names))}", Level.NORMAL)
-        for line in env_forwarding.masked_lines(dict(self._config.remote.environ)):
-            self.show(f"forwarded: {line}", Level.VERBOSE)
+        for lines in features.called("shown_variables", dict(self._config.remote.environ)):
+            for line in lines:
+                self.show(f"forwarded: {line}", Level.VERBOSE)
 
     def nodes_ready(self, local_world_sizes: Mapping[str, int]) -> None:
         """All agents are ready. ``local_world_sizes`` are the numbers of workers by host."""
