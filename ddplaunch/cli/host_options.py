@@ -11,7 +11,7 @@ from ddplaunch import features
 from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, parse_hosts
 from ddplaunch.errors import UsageError
-from ddplaunch.rows import HOSTS, REAL_RUN, Option, parse_positive_seconds
+from ddplaunch.rows import HOSTS, REAL_RUN, Option
 from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
@@ -47,21 +47,6 @@ ROWS = (
         only=(REAL_RUN,),
     ),
     Option(
-        "--remote-python",
-        "PATH",
-        "Python interpreter on the hosts. Default: the path of this one.",
-        sets="remote.python",
-        only=(REAL_RUN, HOSTS),
-        completes="file",
-    ),
-    Option(
-        "--remote-setup",
-        "TEXT",
-        "Shell text to run first on the hosts, like 'module load cuda'.",
-        sets="remote.setup",
-        only=(REAL_RUN, HOSTS),
-    ),
-    Option(
         "--transport",
         "NAME",
         f"How the hosts are reached: {transports.choice()}. Default: that of the scheduler which names them, else ssh.",
@@ -69,14 +54,6 @@ ROWS = (
         parse=transports.parse,
         only=(REAL_RUN, HOSTS),
         completes="ddplaunch.transport.transports:of_hosts",
-    ),
-    Option(
-        "--start-timeout",
-        "TIME",
-        "Time from the login on a host to its agent's first answer; --remote-setup counts. Default: 60 s.",
-        sets="remote.start_timeout_s",
-        parse=parse_positive_seconds,
-        only=(REAL_RUN, HOSTS),
     ),
 )
 

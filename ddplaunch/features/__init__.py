@@ -69,7 +69,7 @@ class Feature(NamedTuple):
 
 FEATURES = (
     Feature("ssh", ("tables",), needs=("remote",)),
-    Feature("remote", declares=False),
+    Feature("remote"),
     Feature("node_progress", ("launcher",), declares=False),
     Feature("redraws", ("launcher",), declares=False),
     Feature("tracebacks", ("launcher",), declares=False),

@@ -3,3 +3,40 @@
 Runs in the launcher's process. ``remote_start`` makes what starts an agent through any login shell, and checks what it
 says of its node; ``command_handle`` starts one by a command that carries stdin and stdout. Must not import torch.
 """
+
+from __future__ import annotations
+
+
+def rows() -> tuple[object, ...]:
+    """``--remote-*`` and ``--start-timeout``."""
+    from ddplaunch.rows import HOSTS, REAL_RUN, Option, parse_positive_seconds
+
+    only = (REAL_RUN, HOSTS)
+    return (
+        Option(
+            "--remote-python",
+            "PATH",
+            "Python interpreter on the hosts. Default: the path of this one.",
+            sets="remote.python",
+            only=only,
+            completes="file",
+            after="--interface",
+        ),
+        Option(
+            "--remote-setup",
+            "TEXT",
+            "Shell text to run first on the hosts, like 'module load cuda'.",
+            sets="remote.setup",
+            only=only,
+            after="--interface",
+        ),
+        Option(
+            "--start-timeout",
+            "TIME",
+            "Time from the login on a host to its agent's first answer; --remote-setup counts. Default: 60 s.",
+            sets="remote.start_timeout_s",
+            parse=parse_positive_seconds,
+            only=only,
+            after="--transport",
+        ),
+    )
