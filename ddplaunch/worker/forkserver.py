@@ -56,12 +56,12 @@ def main() -> Continuation:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # A forked process must not end with a KeyboardInterrupt here.
     sock = socket.socket(fileno=int(sys.argv[1]))
-    spec = first_record(sock)
-    if spec is None:
+    server = first_record(sock)
+    if server is None:
         return lambda: None
-    linux.die_with_parent(spec.agent_pid)
+    linux.die_with_parent(server.agent_pid)
     exit.register()
-    return serve(sock, spec)
+    return serve(sock, server)
 
 
 def _outlast_signals() -> None:
@@ -78,7 +78,7 @@ def _outlast_signals() -> None:
 def _no_effect(_signum: int, _frame: object) -> None: ...
 
 
-def _end_by_signals() -> None:
+def _restore_signals() -> None:
     """In a new process; a signal that was sent to it since the fork, which has blocked them, takes effect now."""
     for signum in SENT_TO_RUNS:
         if signal.getsignal(signum) is _no_effect:
@@ -92,17 +92,17 @@ def first_record(sock: socket.socket) -> ForkserverSpec | None:
     return received[0] if received else None
 
 
-def serve(sock: socket.socket, spec: ForkserverSpec) -> Continuation:
+def serve(sock: socket.socket, server: ForkserverSpec) -> Continuation:
     """Import modules and serve; see ``main``."""
     _outlast_signals()
-    linux.set_command_line(["ddplaunch", "forkserver", spec.run_id])
-    return _serve(sock, spec) if _prepare(sock, spec) else lambda: None
+    linux.set_command_line(["ddplaunch", "forkserver", server.run_id])
+    return _serve(sock, server) if _prepare(sock, server) else lambda: None
 
 
-def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
+def _prepare(sock: socket.socket, server: ForkserverSpec) -> bool:
     """Import modules and report to the agent; False if a required import failed."""
-    path = _file_to_run(spec)
-    if not spec.imports or path is None:  # A module that does not exist: its workers say so at once.
+    path = _file_to_run(server)
+    if not server.imports or path is None:  # A module that does not exist: its workers say so at once.
         answer(sock, ForkserverReady(""))
         return True
     source = text_of(path)
@@ -110,13 +110,13 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
     if variable:
         answer(sock, ForkserverReady(f"{path} sets {variable}, which torch reads when it is imported"))
         return True
-    with preload.without_collection(), preload.first_in_path(spec.script_dir):
+    with preload.without_collection(), preload.first_in_path(server.script_dir):
         threads = threads_after_numpy()
-        for module in (*preload.modules_for(source), *spec.workers.preload):
+        for module in (*preload.modules_for(source), *server.workers.preload):
             error = preload.try_import(module)
             # A module that the script seems to need may be missing: if the script imports it, the script fails.
-            if error and module in (*preload.ALWAYS, *spec.workers.preload):
-                hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
+            if error and module in (*preload.ALWAYS, *server.workers.preload):
+                hidden_by = preload.hiding_file(error, server.script_dir) if module in preload.ALWAYS else ""
                 answer(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
         deque(features.loaded("worker"), maxlen=0)  # For all workers at once.
@@ -125,12 +125,12 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
     return True
 
 
-def _file_to_run(spec: ForkserverSpec) -> str | None:
+def _file_to_run(server: ForkserverSpec) -> str | None:
     """The file that workers run; empty if there is none, None if they run a module that does not exist."""
-    if not spec.module:
-        return spec.script
-    with preload.first_in_path(spec.script_dir):
-        return preload.module_file(spec.module)
+    if not server.module:
+        return server.script
+    with preload.first_in_path(server.script_dir):
+        return preload.module_file(server.module)
 
 
 def text_of(script: str) -> bytes:
@@ -186,42 +186,42 @@ def _fork(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> ProcessS
     Returns:
         In the forkserver: the new pid, once the process is the agent's child. In the new process: its continuation.
     """
-    gate, opener = os.pipe()
-    reader, writer = os.pipe()
+    wait_fd, release_fd = os.pipe()
+    told_fd, tell_fd = os.pipe()
     # The agent may stop a worker at once. Before the worker has its own handlers, the signal would have no effect.
     signal.pthread_sigmask(signal.SIG_BLOCK, SENT_TO_RUNS)
     try:
         intermediate = quiet_fork()
     except OSError as error:
         signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)
-        for fd in (gate, opener, reader, writer):
+        for fd in (wait_fd, release_fd, told_fd, tell_fd):
             os.close(fd)
         return ProcessStarted(spec.tag, error=str(error))
     if intermediate == 0:
-        return _fork_again(spec, fds, server, gate, opener, writer)
+        return _fork_again(spec, fds, server, wait_fd, release_fd, tell_fd)
     signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)
-    os.close(gate)
-    os.close(writer)
-    answer = os.read(reader, 256).decode()
-    os.close(reader)
+    os.close(wait_fd)
+    os.close(tell_fd)
+    told = os.read(told_fd, 256).decode()
+    os.close(told_fd)
     os.waitpid(intermediate, 0)
-    os.close(opener)
-    return ProcessStarted(spec.tag, pid=int(answer)) if answer.isdigit() else ProcessStarted(spec.tag, error=answer)
+    os.close(release_fd)
+    return ProcessStarted(spec.tag, pid=int(told)) if told.isdigit() else ProcessStarted(spec.tag, error=told)
 
 
 def _fork_again(
-    spec: ProcessSpec, fds: list[int], server: ForkserverSpec, gate: int, opener: int, writer: int
+    spec: ProcessSpec, fds: list[int], server: ForkserverSpec, wait_fd: int, release_fd: int, tell_fd: int
 ) -> Continuation:
     try:
         pid = quiet_fork()
     except OSError as error:
-        os.write(writer, str(error).encode())
+        os.write(tell_fd, str(error).encode())
         os._exit(1)
     if pid:
-        os.write(writer, str(pid).encode())
+        os.write(tell_fd, str(pid).encode())
         os._exit(0)
-    os.close(opener)
-    os.read(gate, 1)  # End of file: the intermediate process has exited, and the agent is the parent.
+    os.close(release_fd)
+    os.read(wait_fd, 1)  # End of file: the intermediate process has exited, and the agent is the parent.
     linux.die_with_parent(server.agent_pid)
     try:
         return _become(spec, fds, server)
@@ -249,7 +249,7 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
     if spec.how in _HELPERS:
         signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)  # They ignore what the agent decides about.
     else:
-        _end_by_signals()
+        _restore_signals()
     if spec.cgroup:
         # The cgroup comes first, so that all children of the process are inside. A failure is harmless: the sweep finds
         # the processes without a cgroup, too.
