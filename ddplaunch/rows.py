@@ -201,21 +201,21 @@ class TransportRow:
 
     Attributes:
         name: its word for ``--transport``, and in ``LaunchConfig.transport``.
-        code: its subclass of ``Transport``, ``module:name``.
+        class_path: its subclass of ``Transport``, ``module:name``.
         way: how the agents are started, as ``--plan`` says it.
         keeps_warm: processes that an agent leaves on the host survive the end of its command, so that ``--keep-warm``
             works. Not so where the end of the command ends all that it has started, as the end of a step of SLURM.
         where: where it can be used, as the help of ``--transport`` says it; empty: everywhere.
-        login: what opens a shell on a host, for hints; empty: they name nothing.
+        login_command: what opens a shell on a host, for hints; empty: they name nothing.
         takes_logins: it uses the user and the port that a host of ``--hosts`` has; others refuse them.
     """
 
     name: str
-    code: str
+    class_path: str
     way: str
     keeps_warm: bool
     where: str = ""
-    login: str = ""
+    login_command: str = ""
     takes_logins: bool = False
 
 

@@ -243,7 +243,7 @@ def transport_for(
     Raises:
         LaunchError: this machine allows too few open files for so many hosts.
     """
-    transport: type[Transport] = load(transports.row(config.transport).code)
+    transport: type[Transport] = load(transports.row(config.transport).class_path)
     return transport(config, node_names(config), run_tag, output, post, early_agent, stdout_fd)
 
 

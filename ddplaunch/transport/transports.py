@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TABLE: tuple[TransportRow, ...] = (
     TransportRow(
         name="local",
-        code="ddplaunch.transport.local:LocalTransport",
+        class_path="ddplaunch.transport.local:LocalTransport",
         way="here",
         keeps_warm=True,
     ),

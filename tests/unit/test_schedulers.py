@@ -166,7 +166,7 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
     row = SchedulerRow(word="new", starts="job", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
-    transport = TransportRow(name="new-exec", code="", way="", keeps_warm=False)
+    transport = TransportRow(name="new-exec", class_path="", way="", keeps_warm=False)
     monkeypatch.setattr(transports, "TABLE", (*transports.TABLE, transport))
 
 

@@ -15,7 +15,7 @@ from ddplaunch.transport.handle import Transport, discard_output
 
 @pytest.mark.parametrize("row", transports.TABLE, ids=lambda row: row.name)
 def test_a_row_names_a_transport_and_its_command(row: TransportRow) -> None:
-    transport = load(row.code)
+    transport = load(row.class_path)
     assert issubclass(transport, Transport)
     assert transport.command(LaunchConfig(script="x.py", hosts=(Host("gpu1"),)), 0)
 
@@ -37,6 +37,6 @@ def test_an_unknown_transport_is_refused() -> None:
 )
 def test_the_help_names_the_transports_as_a_list(others: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(name, where) for name, _, where in (other.partition(" ") for other in ["local", *others])]
-    rows = [TransportRow(name=name, code="", way="", keeps_warm=False, where=where) for name, where in pairs]
+    rows = [TransportRow(name=name, class_path="", way="", keeps_warm=False, where=where) for name, where in pairs]
     monkeypatch.setattr(transports, "TABLE", tuple(rows))
     assert transports.choice() == text

@@ -164,7 +164,7 @@ def _node(
     if config.hosts:
         start = remote_start.agent_start(config, RUN_ID)
         row = transports.row(config.remote.transport)
-        transport: type[Transport] = load(row.code)
+        transport: type[Transport] = load(row.class_path)
         node = replace(node, python=start.python, directory=start.cwd, setup=start.setup, way=row.way)
         return replace(node, reached=_address(config, index), command=transport.command(config, index))
     return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)

@@ -136,7 +136,7 @@ class RemoteStart:
         kept: what a keeper that an earlier run has left there is asked with: the modules of --preload, the script,
             and --keep-warm, None if that is not given. None: it is not asked.
         entry: module whose ``main()`` is the agent.
-        login: what opens a shell there, for hints; empty: they name nothing.
+        login_command: what opens a shell there, for hints; empty: they name nothing.
         timeout_s: seconds from the login to the facts, ``setup`` included.
     """
 
@@ -148,7 +148,7 @@ class RemoteStart:
     needs_torch: bool = True
     kept: dict[str, Any] | None = None
     entry: str = AGENT_MODULE
-    login: str = ""
+    login_command: str = ""
     timeout_s: float = 60.0
 
 
@@ -167,7 +167,7 @@ def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -
         env=dict(config.remote.environ),
         setup=config.remote.setup,
         needs_torch=False,
-        login=transport.login,
+        login_command=transport.login_command,
         timeout_s=config.remote.start_timeout_s,
     )
     if purpose == "query":
@@ -252,7 +252,7 @@ def check_facts(host: str, facts: NodeFacts, start: RemoteStart, printed: Sequen
     if facts.failed == "setup":
         said = "; ".join([line for line in printed if line.strip()][-_SHOWN_LINES:])[-_SHOWN_CHARS:]
         message = f"--remote-setup ended with exit code {facts.status}" + (f": {said}" if said else "")
-        hint = f"Try it with `{start.login}`; append" if start.login else "Append"
+        hint = f"Try it with `{start.login_command}`; append" if start.login_command else "Append"
         return HostFailure(host, "setup", message, f"{hint} `; true` if the failure is harmless.")
     if facts.failed:
         hint = "Name one that every node has: --remote-python, or a --remote-setup that brings it into PATH."

@@ -30,10 +30,10 @@ SCHEDULERS = (
 TRANSPORTS = (
     TransportRow(
         name="srun",
-        code="ddplaunch.features.slurm.srun:SrunTransport",
+        class_path="ddplaunch.features.slurm.srun:SrunTransport",
         way="through srun",
         where="in a SLURM job",
         keeps_warm=False,
-        login="srun --overlap --nodelist=HOST --pty bash",
+        login_command="srun --overlap --nodelist=HOST --pty bash",
     ),
 )

@@ -5,10 +5,10 @@ from ddplaunch.rows import TransportRow
 TRANSPORTS = (
     TransportRow(
         name="ssh",
-        code="ddplaunch.features.ssh.handle:SshTransport",
+        class_path="ddplaunch.features.ssh.handle:SshTransport",
         way="over SSH",
         keeps_warm=True,
-        login="ssh HOST",
+        login_command="ssh HOST",
         takes_logins=True,
     ),
 )

@@ -27,7 +27,7 @@ transports.TABLE = (
     *transports.TABLE,
     TransportRow(
         name="shell",
-        code="__main__:ShellTransport",
+        class_path="__main__:ShellTransport",
         way="through a shell",
         keeps_warm=False,
     ),
