@@ -81,9 +81,10 @@ class Option:
         gives: value of a flag.
         variable: name of a variable of the environment that has its text if it is not given.
         only: conditions of an option with ``sets``; if one does not hold, it has no effect.
-        names_hosts: it names hosts, all or some: with hosts, one launcher leads all nodes.
-        heading: that of the help page below which it stands; of a feature's option.
-        after: in place of ``heading``: it stands below this option. One with ``of`` stands below that.
+        names_hosts: its value is hosts of the run, all or some; in such a run one launcher leads all nodes.
+        heading: an option of a feature stands at the end of this section of the help page; or see ``after``.
+        after: an option of a feature without ``heading`` stands below this option of the core on the help page, and
+            one with ``of`` below that command's.
 
     Raises:
         ValueError: it has ``only`` without ``sets``: whether such an option is given, nobody could tell.
@@ -202,11 +203,11 @@ class TransportRow:
     Attributes:
         name: its word for ``--transport``, and in ``LaunchConfig.transport``.
         class_path: its subclass of ``Transport``, ``module:name``.
-        way: how the agents are started, as ``--plan`` says it.
-        keeps_warm: processes that an agent leaves on the host survive the end of its command, so that ``--keep-warm``
-            works. Not so where the end of the command ends all that it has started, as the end of a step of SLURM.
-        where: where it can be used, as the help of ``--transport`` says it; empty: everywhere.
-        login_command: what opens a shell on a host, for hints; empty: they name nothing.
+        way: how it starts the agents, as ``--plan`` prints it: "through srun".
+        keeps_warm: what an agent leaves on the host, as the keeper of ``--keep-warm``, goes on when the command that
+            started the agent has ended. False for a step of SLURM, for example, with which all its processes end.
+        where: where it can be used, as the help of ``--transport`` prints it: "in a SLURM job"; empty: everywhere.
+        login_command: command that opens a shell on the host HOST, for hints; empty: hints name no command.
         takes_logins: it uses the user and the port that a host of ``--hosts`` has; others refuse them.
     """
 

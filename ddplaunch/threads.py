@@ -1,7 +1,7 @@
 """Daemon threads: each call that blocks has one of its own.
 
 Used in every process but the script's. An exception that ``work`` does not catch is a bug: Python prints its traceback
-(``threading.excepthook``), and whoever waits for an answer gets the other one, so that nobody waits for ever.
+(``threading.excepthook``), and who waits for the result gets ``otherwise``, so that nobody waits for ever.
 """
 
 from __future__ import annotations

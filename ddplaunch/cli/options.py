@@ -16,17 +16,18 @@ launcher and agent       ``AgentConfig``, ``OutputConfig``,        the same; and
 agent, for its workers   ``WorkerConfig``                          ``spec.workers``
 forkserver, and its      ``WorkerConfig``                          ``server.workers`` in ``worker.forkserver``; in a
 forks before the script                                            fork ``_become`` applies it: every worker passes
-                                                                   there, also an executed one. An OSError or
-                                                                   ValueError there is told in one line
+                                                                   there, also an executed one. Catch its error, and
+                                                                   call ``_refuse`` with a message that names the
+                                                                   option, as ``_bind`` does
 script                   ``WorkerConfig``                          a variable: ``worker_environ`` in
                                                                    ``protocol.environment``, and a row of ``NAMES``
                                                                    there; of a feature ``Part.worker_environ``
 a feature in a worker    ``WorkerConfig``, or no field             the text that ``Part.for_worker`` returns for it
 =======================  ========================================  ====================================================
 
-Another kind has more places: where each node has a launcher with options of its own, the nodes may have to agree on one
-value. The agent of the node that serves passes it to the coordinator in ``MemberSpec``, and ``RoundFormed`` tells it to
-all, as ``max_restarts``.
+Where each node has a launcher, each launcher has its own options. If all nodes must have one value of an option, as of
+``--max-restarts``, it has two more places: ``MemberSpec``, by which the coordinator gets the value of the node that
+serves the rendezvous, and ``RoundFormed``, by which the coordinator tells it to all nodes.
 """
 
 from __future__ import annotations

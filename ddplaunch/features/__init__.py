@@ -54,7 +54,7 @@ class Feature(NamedTuple):
         needs: features whose records and rules it imports.
         before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
             one of them, or with ``only``. The agent starts after ``prepare``: both import late what they need.
-        only: a setting, too: the launcher of a run without it has no part of the feature.
+        only: another such setting: without it the launcher of a run has no part of the feature.
         declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``worker_environ``. False for one that
             has only a docstring or functions: commands do not import it. A test compares it.
     """
@@ -105,9 +105,10 @@ FEATURES = (
     Feature("run_events", ("launcher",), needs=("runs",)),
     Feature("control", ("launcher",), declares=False),
 )
-"""Their parts are called in this order: all others have the output before it is made short for the console, GPUs are
-known before others ask for them, the last usage sample comes before what takes time, and events.jsonl ends when all
-others have noted what they know.
+"""Watches and parts are called in this order. So ``redraws`` and ``tracebacks``, which shorten the output for the
+console, get it last (the first wraps the console's function), the part of ``gpus`` knows the GPUs before others ask for
+them, ``usage`` takes its last sample before others do what takes time, and ``run_events`` ends its file when all others
+have noted what they know.
 
 Options of features stand in this order below their heading of the help page.
 """

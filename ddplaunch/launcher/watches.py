@@ -43,7 +43,7 @@ class RunServices(NamedTuple):
 
     Attributes:
         config: the settings of the run.
-        run_tag: that of the run.
+        run_tag: the run tag, by which processes of the run are found.
         nodes: the nodes whose agents this launcher starts.
         participants: those that take part, and their spares.
         pings: those to agents on other machines; a watch may have another node pinged.
@@ -87,7 +87,7 @@ class RunEnd(NamedTuple):
     """A run whose result has been shown.
 
     Attributes:
-        result: it.
+        result: what the run has come to, as in report.json.
         error: the reason of a failure other than a worker's.
         lost: of each lost node, by its host: why.
         is_interrupted: whether the user does not want to wait any longer.
@@ -103,7 +103,10 @@ class Watch:
     """One part of a run, of all attempts. A method that a watch does not define does nothing."""
 
     def on_output(self, write: WriteOutput) -> WriteOutput:
-        """What is called with all output of workers, in any thread: ``write``, or a function that also calls it."""
+        """Returns the function that gets all output of workers in place of ``write``, in any thread.
+
+        It is ``write`` itself, or a function that calls ``write`` with what is to be shown.
+        """
         return write
 
     def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
@@ -114,7 +117,7 @@ class Watch:
         """
 
     def on_event(self, index: int, event: object) -> None:
-        """An event of node ``index``, before ``Run`` handles it: one of the nodes of this launcher."""
+        """An event of a node of this launcher, before ``Run`` handles it; ``index`` is that in ``Nodes.all``."""
 
     def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
         """A report of node ``index`` of the job, of this launcher or another; ``participants`` are all its nodes.
@@ -141,15 +144,21 @@ class Watch:
         return result
 
     def run_due(self, now: float) -> float:
-        """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
+        """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or ``NEVER``.
+
+        Called after every event, too: a method that sets the time for something needs no further call.
+        """
         return NEVER
 
     def suspended(self) -> contextlib.AbstractContextManager[None]:
-        """In the ``with`` block this process is suspended."""
+        """Prepare for a suspension by Ctrl-Z: this process sleeps within the ``with`` block, and goes on after it."""
         return contextlib.nullcontext()
 
     def on_stop(self, signum: int) -> bool:
-        """The user stops the run. Returns whether only this watch still has something to stop, and has stopped it."""
+        """The user stops the run. If all workers have ended, and only this watch is still busy: stop it, return True.
+
+        False: the run is stopped as always.
+        """
         return False
 
     def after_stop(self, signum: int) -> str:

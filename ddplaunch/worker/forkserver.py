@@ -49,9 +49,11 @@ Continuation = Callable[[], None]
 
 
 def main() -> Continuation:
-    """Serve until the agent closes the socket. In each forked process, return the function that it must run.
+    """Serve the agent. Returns what this process must run then.
 
-    The caller, the interpreter's outermost frame, runs it and then executes ``bootstrap.OUTERMOST``.
+    In the forkserver that is nothing: the agent has closed the socket. In each process that it has forked, it is the
+    work of a helper, or what prepares a worker for its script. The caller is the interpreter's outermost frame: it runs
+    what is returned, and then ``bootstrap.OUTERMOST``, which runs the script.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # A forked process must not end with a KeyboardInterrupt here.
@@ -240,11 +242,11 @@ def quiet_fork() -> int:
 def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
     """Set up the new process: signals, cgroup, session, descriptors, environment, CPUs; close other descriptors.
 
-    ``server.workers`` are the settings of all workers, ``spec`` is of this process. It may be a helper (``_HELPERS``):
-    settings of workers do not apply to it.
+    ``spec`` is what the agent has ordered for this process: a helper (``_HELPERS``), or a worker, to which also the
+    settings of all workers apply, ``server.workers``.
 
     Raises:
-        OSError, ValueError: the process cannot be set up; the caller tells it and ends the process.
+        OSError, ValueError: the process cannot be set up; the caller writes why, and ends the process.
     """
     if spec.how in _HELPERS:
         signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)  # They ignore what the agent decides about.

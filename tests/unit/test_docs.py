@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,11 +23,15 @@ from ddplaunch.features.health import rules
 from ddplaunch.features.schedulers import table as schedulers
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
+from ddplaunch.launcher.watches import RunServices, Watch
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import results, run_result
+from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.protocol.results import HealthFinding
 from tests.support import docs
 from tests.support.docs import PAGES
 from tests.support.runs import ROOT
+from tests.support.watches import run_services
 
 README = ROOT / "README.md"
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -295,6 +300,20 @@ def test_the_examples_in_python_run(page: Path, monkeypatch: pytest.MonkeyPatch)
     for example in examples:
         exec(example, {"__name__": "__main__"})
     assert len(launched) == len(examples)
+
+
+def test_the_timer_of_the_page_about_features_runs_from_the_first_attempt_on():
+    [example] = re.findall(r"^```py\n(class .*?)^```$", read("docs/adding-a-feature.md"), re.DOTALL | re.MULTILINE)
+    names = {"Watch": Watch, "RunServices": RunServices, "AttemptStarted": AttemptStarted}
+    exec(example, found := {**names, "NEVER": NEVER, "Level": errors.Level, "time": time})
+    shown: list[str] = []
+    watch = found["Reminder"](run_services(LaunchConfig(script="x.py"), show=lambda text, *_: shown.append(text)))
+    assert watch.run_due(time.monotonic()) == NEVER
+    watch.on_event(0, AttemptStarted(0, 1, (1,), 0, 1, 0))
+    due = watch.run_due(time.monotonic())
+    assert not shown
+    assert watch.run_due(due) == due + 3600
+    assert shown == ["the job still runs"]
 
 
 # Names of files and of code.

@@ -39,7 +39,13 @@ RUN_STATES: tuple[RunState, ...] = ("starting", "running", "ended")
 
 
 class Metric(NamedTuple):
-    """A metric: its name after ``ddplaunch_``, and of which quantity of the usage samples it is, as ``g.util``."""
+    """A metric of the file.
+
+    Attributes:
+        suffix: its name after ``ddplaunch_``.
+        meaning: its help text.
+        quantity: the quantity of usage samples whose value it is, as ``g.util``; empty: it is no value of a sample.
+    """
 
     suffix: str
     meaning: str
@@ -185,7 +191,7 @@ def _at(values: Sequence[float | None], row: int) -> float | None:
 
 
 def _factor(quantity: Quantity) -> float:
-    """What makes the unit of a metric, as a share from 0 to 1, of that of a sample."""
+    """By what a value of a sample is multiplied: a sample has percents, and a metric a share from 0 to 1."""
     return 0.01 if quantity.is_percent else 1.0
 
 

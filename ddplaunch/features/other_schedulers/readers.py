@@ -44,9 +44,8 @@ def of_place(
 ) -> SchedulerInfo:
     """One of the processes that a launcher has started together, by its rank, size, local rank and local size.
 
-    The reader of a launcher that exports other numbers finds these four itself. If the launcher starts one process on
-    each node, local rank and local size are 0 and 1. If it starts equally many and exports the number of nodes, local
-    size is the quotient.
+    A launcher may export other numbers; its reader then computes these four. With one process on each node, local rank
+    is 0 and local size is 1. With equally many on each, local size is the size divided by the number of nodes.
 
     Args:
         name: of the launcher, for messages.
@@ -105,7 +104,7 @@ def _find_endpoint(environ: Mapping[str, str], scheduler: SchedulerInfo) -> Sche
 
 
 def _exchanged(environ: Mapping[str, str], scheduler: SchedulerInfo) -> SchedulerInfo:
-    """``scheduler``, completed by what its tasks can exchange; what the variables name counts more."""
+    """``scheduler`` with host, ports and token that its tasks exchange, where its variables do not say them."""
     from ddplaunch.features.other_schedulers import endpoint_exchange
     from ddplaunch.system import network
 
@@ -198,7 +197,7 @@ def _lsf_hosts(path: str) -> tuple[Host, ...]:
 
 
 def pbs(environ: Mapping[str, str]) -> SchedulerInfo:
-    """As for LSF."""
+    """The script of a job, which starts all nodes over SSH."""
     if environ.get("PBS_NODENUM", "0") != "0":
         return _started_without_facts(environ, "PBS", "pbsdsh")
     return SchedulerInfo(
