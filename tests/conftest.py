@@ -29,7 +29,11 @@ from tests.support.runs import SLOW_IMPORT
 if TYPE_CHECKING:
     from tests.support.gpus import Watched  # Of a feature: tests of the core run without it, too.
 
-_CLEARED = ("PET_*", "TORCHELASTIC_*", *(name for row in features.listed("SCHEDULERS", "tables") for name in row.own))
+_CLEARED = (
+    "PET_*",
+    "TORCHELASTIC_*",
+    *(name for row in features.listed("SCHEDULERS", "tables") for name in row.own_variables),
+)
 """Variables of whatever started the tests."""
 
 _VANISH_S = 15.0

@@ -164,7 +164,9 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
-    row = SchedulerRow(word="new", starts="job", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
+    row = SchedulerRow(
+        word="new", layer="job", variables=("NEW_NODES",), reader=f"{reader}:new", own_variables=("NEW_*",)
+    )
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
     transport = TransportRow(name="new-exec", class_path="", way="", keeps_warm=False)
     monkeypatch.setattr(transports, "TABLE", (*transports.TABLE, transport))
@@ -188,7 +190,9 @@ def _new_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
     reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
-    row = SchedulerRow(word="new", starts="mpi", variables=("NEW_RANK",), read=f"{reader}:new", own=("NEW_*",))
+    row = SchedulerRow(
+        word="new", layer="mpi", variables=("NEW_RANK",), reader=f"{reader}:new", own_variables=("NEW_*",)
+    )
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
 
 
@@ -215,7 +219,9 @@ def test_nodes_that_do_not_know_where_they_meet_get_a_message(
 
     reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
-    row = SchedulerRow(word="new", starts="job", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
+    row = SchedulerRow(
+        word="new", layer="job", variables=("NEW_NODES",), reader=f"{reader}:new", own_variables=("NEW_*",)
+    )
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
     with pytest.raises(UsageError, match=f"New started ddplaunch on several nodes without the {name} of their") as told:
         config_of({"NEW_NODES": "a1,a2"})

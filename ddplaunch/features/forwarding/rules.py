@@ -56,7 +56,9 @@ _SECRET = Rule(
     "they may be secrets; `-v` masks their values",
 )
 
-_OF_SCHEDULERS = tuple(dict.fromkeys(name for row in features.listed("SCHEDULERS", "tables") for name in row.own))
+_OF_SCHEDULERS = tuple(
+    dict.fromkeys(name for row in features.listed("SCHEDULERS", "tables") for name in row.own_variables)
+)
 
 RULES = (
     Rule(tuple(name for name in NAMES if name not in _INHERITED), "never", "ddplaunch sets them for each worker"),

@@ -16,7 +16,7 @@ from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hosts import fold, parse_entry
 from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.features.schedulers.info import IGNORE, LOOPBACK, Advice, SchedulerInfo, candidate_ports
+from ddplaunch.features.schedulers.info import IGNORE_HINT, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import quote
 
@@ -61,7 +61,7 @@ def of_place(
     rank, size, local_rank, local_size = place
     if not (rank < size and local_rank < local_size <= size):
         assignments = ", ".join(f"{variable}={environ[variable]}" for variable in variables)
-        raise UsageError(f"{name}'s variables contradict each other: {assignments}", IGNORE)
+        raise UsageError(f"{name}'s variables contradict each other: {assignments}", IGNORE_HINT)
     by_node = rank % local_size == local_rank
     tasks_per_node = () if size % local_size else (local_size,) * (size // local_size)
     task = ScheduledTask(rank, local_rank, size, local_size, rank // local_size if by_node else None, tasks_per_node)
@@ -169,7 +169,7 @@ def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
         return None
     words = text.split()
     if len(words) % 2 or not all(re.fullmatch(r"[0-9]{1,9}", slots) for slots in words[1::2]):
-        raise UsageError(f"LSB_MCPU_HOSTS={quote(text)}: not a list like hostA 4 hostB 4", IGNORE)
+        raise UsageError(f"LSB_MCPU_HOSTS={quote(text)}: not a list like hostA 4 hostB 4", IGNORE_HINT)
     names = words[::2]
     if len(names) > 1 and words[1] == "1" and _is_for_scripts(names[0]):
         del names[0]
@@ -261,7 +261,7 @@ def _number(environ: Mapping[str, str], variable: str, name: str) -> int:
     text = environ.get(variable, "")
     if not re.fullmatch(r"[0-9]{1,9}", text):
         problem = f"{variable}={quote(text)} is not a whole number" if text else f"{variable} is not set"
-        raise UsageError(f"{name} started ddplaunch, but {problem}", IGNORE)
+        raise UsageError(f"{name} started ddplaunch, but {problem}", IGNORE_HINT)
     return int(text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import OptionError, UsageError
-from ddplaunch.features.schedulers.info import IGNORE
+from ddplaunch.features.schedulers.info import IGNORE_HINT
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def check_counts(scheduler: SchedulerInfo, nproc_per_node: int | str | None, nno
             "--nnodes",
             text,
             f"{scheduler.name} started ddplaunch on {plural(nodes, 'node')}",
-            f"Leave out --nnodes, or use {expected}. {IGNORE}",
+            f"Leave out --nnodes, or use {expected}. {IGNORE_HINT}",
         )
 
 
@@ -55,7 +55,7 @@ def _check_task(scheduler: SchedulerInfo, task: ScheduledTask, nproc_per_node: i
             "--nproc-per-node",
             nproc_per_node,
             f"{name} started {task.local_world_size} tasks on this node, and each becomes one worker",
-            f"Leave out the option, or start one task per node ({per_node.format(1)}). {IGNORE}",
+            f"Leave out the option, or start one task per node ({per_node.format(1)}). {IGNORE_HINT}",
         )
     if len(set(task.tasks_per_node)) != 1:
         here = f"{task.world_size} in all, {task.local_world_size} here"

@@ -22,7 +22,7 @@ PORTS = (16384, 28671)
 """First and last candidate port: below the ports that Linux and Kubernetes assign (from 32768 and 30000) and torchrun's
 29400 and 29500, above those of most services."""
 
-IGNORE = "`--cluster none` makes ddplaunch ignore the scheduler."
+IGNORE_HINT = "`--cluster none` makes ddplaunch ignore the scheduler."
 """A hint of usage errors about what a scheduler has set."""
 
 
@@ -32,14 +32,14 @@ class SchedulerRow:
 
     Attributes:
         word: the value of ``--cluster`` that selects it.
-        starts: in which order the rows are tried, since the variables of several may be set, and the innermost counts:
+        layer: in which order the rows are tried, since the variables of several may be set, and the innermost counts:
             first ``mpi``, which can run inside a job or a step of another scheduler, like mpirun behind srun; then
             ``step``, a step of its own job, as srun starts it; then ``job``, the script of a job, or a pod.
         variables: environment variables that are all set where this scheduler started ddplaunch.
-        read: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``; it returns
-            None if they are those of another job, or say too little.
-        read_job: the same for ``LaunchConfig.slurm_job``, and whether this is the run's first launcher; empty: none.
-        own: patterns of the names of its variables, which are not forwarded to other machines.
+        reader: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``. It
+            returns None if they are those of another job, or say too little.
+        job_reader: the same for ``LaunchConfig.slurm_job``, and whether this is the run's first launcher; empty: none.
+        own_variables: patterns of the names of its variables, which are not forwarded to other machines.
         ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
             shows a usage error.
         job: variables that identify a job. Give them in one row of each scheduler. The first variable is set in every
@@ -49,11 +49,11 @@ class SchedulerRow:
     """
 
     word: str
-    starts: Literal["mpi", "step", "job"]
+    layer: Literal["mpi", "step", "job"]
     variables: tuple[str, ...]
-    read: str
-    own: tuple[str, ...]
-    read_job: str = ""
+    reader: str
+    own_variables: tuple[str, ...]
+    job_reader: str = ""
     ranks: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
     job_processes: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ def _with_job(found: CompletedOptions, scheduler: SchedulerInfo | None, environ:
     if found.options["cluster"] == "none":
         return found
     is_first = not (scheduler and scheduler.index)
-    readers = (row.read_job for row in table.jobs(environ) if row.read_job)
+    readers = (row.job_reader for row in table.jobs(environ) if row.job_reader)
     job = next((load(reader)(environ, is_first=is_first) for reader in readers), None)
     return replace(found, slurm_job=job)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _INNERMOST_FIRST = ("mpi", "step", "job")
 
 TABLE: tuple[SchedulerRow, ...] = tuple(
-    sorted(features.listed("SCHEDULERS", "tables"), key=lambda row: _INNERMOST_FIRST.index(row.starts))
+    sorted(features.listed("SCHEDULERS", "tables"), key=lambda row: _INNERMOST_FIRST.index(row.layer))
 )
 """The rows of all features. They are tried in this order; the first that applies is used."""
 
@@ -47,7 +47,7 @@ def detect(environ: Mapping[str, str], cluster: str = "auto") -> SchedulerInfo |
     rows = [row for row in TABLE if cluster in ("auto", row.word)]
     present = [row for row in rows if all(map(environ.get, row.variables))]
     for row in present:
-        found: SchedulerInfo | None = load(row.read)(environ)
+        found: SchedulerInfo | None = load(row.reader)(environ)
         if found is not None:
             return found
     if rows and cluster != "auto":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hosts import MAX_HOSTS, Host, expand, fold
 from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
 from ddplaunch.errors import UsageError
-from ddplaunch.features.schedulers.info import IGNORE, LOOPBACK, Advice, SchedulerInfo, candidate_ports
+from ddplaunch.features.schedulers.info import IGNORE_HINT, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
 
@@ -151,7 +151,7 @@ def _check_consistent(step: Step, nodes: int, tasks: int) -> None:
             f"SLURM_STEP_NUM_TASKS {tasks}, SLURM_STEP_TASKS_PER_NODE {quote(','.join(map(str, per_node)), 40)}, "
             f"SLURM_NODEID {step.node_id}, SLURM_PROCID {step.rank}, SLURM_LOCALID {step.local_rank}: "
             "they contradict each other",
-            f"One of them belongs to another step or job. {IGNORE}",
+            f"One of them belongs to another step or job. {IGNORE_HINT}",
         )
 
 
@@ -168,7 +168,7 @@ def read_allocation(environ: Mapping[str, str]) -> tuple[str, ...]:
     hosts = parse_node_list(environ["SLURM_JOB_NODELIST"], "SLURM_JOB_NODELIST")
     # Without it each task of a step would start all nodes of the job.
     if len(hosts) > 1 and _is_srun_step(environ.get("SLURM_STEP_ID", "")) and not environ.get("SLURM_STEP_NODELIST"):
-        raise UsageError("SLURM_STEP_ID is set and SLURM_STEP_NODELIST is not", f"srun sets both. {IGNORE}")
+        raise UsageError("SLURM_STEP_ID is set and SLURM_STEP_NODELIST is not", f"srun sets both. {IGNORE_HINT}")
     return hosts
 
 
@@ -181,14 +181,14 @@ def parse_node_list(text: str, source: str = "the node list") -> tuple[str, ...]
     names: list[str] = []
     for pattern in re.split(r",(?![^\[]*\])", text.strip()):
         if not re.fullmatch(r"(?:[A-Za-z0-9_.-]|\[[0-9,-]+\])+", pattern) or pattern.startswith(("-", ".")):
-            hint = f"A list is like n[01-03,7],login. {IGNORE}"
+            hint = f"A list is like n[01-03,7],login. {IGNORE_HINT}"
             raise UsageError(f"{source}={quote(text)}: not a SLURM node list", hint)
         try:
             names += expand(pattern)
         except UsageError as error:
-            raise UsageError(f"{source}={quote(text)}: {error.message}", IGNORE) from None
+            raise UsageError(f"{source}={quote(text)}: {error.message}", IGNORE_HINT) from None
         if len(names) > MAX_HOSTS:
-            raise UsageError(f"{source}={quote(text)}: means more than {MAX_HOSTS:,} hosts", IGNORE)
+            raise UsageError(f"{source}={quote(text)}: means more than {MAX_HOSTS:,} hosts", IGNORE_HINT)
     return tuple(names)
 
 
@@ -203,7 +203,7 @@ def parse_counts(text: str, source: str = "the counts") -> tuple[int, ...]:
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
         count, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
         if not (count and times and len(counts) + times <= MAX_HOSTS):
-            raise UsageError(f"{source}={quote(text)}: not a list of counts like 8(x3),4", IGNORE)
+            raise UsageError(f"{source}={quote(text)}: not a list of counts like 8(x3),4", IGNORE_HINT)
         counts += [count] * times
     return tuple(counts)
 
@@ -284,7 +284,7 @@ def _reserved_ports(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     if not re.fullmatch(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*", text):
-        raise UsageError(f"SLURM_STEP_RESV_PORTS={quote(text)}: not a list of ports like 12000-12003", IGNORE)
+        raise UsageError(f"SLURM_STEP_RESV_PORTS={quote(text)}: not a list of ports like 12000-12003", IGNORE_HINT)
     ports = tuple(map(int, parse_node_list(f"[{text}]", "SLURM_STEP_RESV_PORTS")))
     return tuple(port for port in ports if 0 < port < 65536)
 
@@ -297,11 +297,11 @@ def _requeue_count(environ: Mapping[str, str]) -> int:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = _text(environ, name)
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UsageError(f"{name}={quote(text)}: must be a whole number", IGNORE)
+        raise UsageError(f"{name}={quote(text)}: must be a whole number", IGNORE_HINT)
     return int(text)
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:
     if not environ.get(name):
-        raise UsageError(f"SLURM_STEP_NODELIST is set and {name} is not", f"srun sets both. {IGNORE}")
+        raise UsageError(f"SLURM_STEP_NODELIST is set and {name} is not", f"srun sets both. {IGNORE_HINT}")
     return environ[name]
