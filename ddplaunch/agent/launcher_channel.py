@@ -105,7 +105,7 @@ class Outbox:
         """
         start = now = moved = time.monotonic()
         written = self._written
-        while now < min(moved + stall_s, start + 10 * stall_s) and not self._is_written(_DRAIN_STEP_S):
+        while now < min(moved + stall_s, start + 10 * stall_s) and not self.is_written(_DRAIN_STEP_S):
             between()
             now = time.monotonic()
             if written != self._written:
@@ -113,7 +113,8 @@ class Outbox:
         with self._changed:
             self._drop_output()
 
-    def _is_written(self, timeout_s: float) -> bool:
+    def is_written(self, timeout_s: float) -> bool:
+        """Wait until the queue is empty, for at most ``timeout_s``; returns whether it was."""
         with self._changed:
             return self._changed.wait_for(self._is_empty, timeout_s)
 

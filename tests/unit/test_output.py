@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.agent.launcher_channel import Outbox
-from ddplaunch.agent.workers import output
-from ddplaunch.agent.workers.output import LineBuffer, LogFile, Pump, Stream, matching
+from ddplaunch.agent.workers import pump as pumping
+from ddplaunch.agent.workers.output import LineBuffer, LogFile, Stream, matching
+from ddplaunch.agent.workers.pump import Pump
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, Pong
 from ddplaunch.system.linux import output_pipe
@@ -91,7 +92,7 @@ def test_what_is_shown_of_lines_that_come_in_pieces() -> None:
 
 def test_an_unfinished_line_is_due_when_it_is_quiet_or_has_grown_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     buffer = LineBuffer(100)
     assert buffer.deadline() is None
     buffer.add(b".")
@@ -175,9 +176,9 @@ def test_lines_of_both_streams_that_were_refused_are_counted_by_stream() -> None
     received = Received()
     out, err = both_streams(received)
     received.refuses = True
-    output._show([(out, b"a\nb\n"), (err, b"c\n"), (out, b"d\n")])
+    pumping._show([(out, b"a\nb\n"), (err, b"c\n"), (out, b"d\n")])
     received.refuses = False
-    output._show([(err, b"e\n"), (out, b"f\n")])
+    pumping._show([(err, b"e\n"), (out, b"f\n")])
     assert [(header.lost_lines, data) for header, data in received.items] == [(1, b"e\n"), (3, b"f\n")]
 
 
@@ -185,8 +186,8 @@ def test_what_goes_on_within_a_line_is_shown_alone() -> None:
     received = Received()
     out, err = both_streams(received)
     out.show(b"begun")
-    output._show([(err, b"a\n"), (out, b", ended\n")])
-    output._show([(out, b"b\n"), (err, b"c\n")])
+    pumping._show([(err, b"a\n"), (out, b", ended\n")])
+    pumping._show([(out, b"b\n"), (err, b"c\n")])
     assert [(header.goes_on, header.runs, data) for header, data in received.items] == [
         (False, (), b"begun"),
         (False, (), b"a\n"),
@@ -378,7 +379,7 @@ def test_a_pump_that_is_behind_gets_the_time_to_finish() -> None:
 
 
 def test_last_lines_that_the_launcher_takes_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_IDLE_S", 0.01)
+    monkeypatch.setattr(pumping, "_IDLE_S", 0.01)
     received, waits, is_taken = Received(), itertools.count(), threading.Event()
 
     def late(header: Output, data: bytes) -> bool:
@@ -397,7 +398,7 @@ def test_last_lines_that_the_launcher_takes_late_are_waited_for(monkeypatch: pyt
     os.write(writer, b"last\n" * 1000)
     os.close(writer)
     now = time.monotonic()
-    assert pump.join(now - output._BUSY_S, now)
+    assert pump.join(now - pumping._BUSY_S, now)
     assert received.data == b"last\n" * 1000
 
 
@@ -424,8 +425,8 @@ def test_a_pump_between_two_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
         is_read.set()
         goes_on.wait(60)
 
-    monkeypatch.setattr(output.select, "poll", Poll)
-    monkeypatch.setattr(output.time, "sleep", hold)
+    monkeypatch.setattr(select, "poll", Poll)
+    monkeypatch.setattr(time, "sleep", hold)
     received, waits, (reader, writer) = Received(), itertools.count(), output_pipe()
     os.write(writer, b"last words, without a newline")
     pump = Pump({reader: stream(received)}, "test")
@@ -442,13 +443,38 @@ def test_a_pump_between_two_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch)
             goes_on.set()
 
     monkeypatch.setattr(pump._thread, "join", wait)
-    assert pump.join(ended_at - output._BUSY_S, ended_at)
+    assert pump.join(ended_at - pumping._BUSY_S, ended_at)
     assert received.data == b"last words, without a newline"
 
 
+def test_what_was_written_before_is_waited_for_wherever_it_is() -> None:
+    """In the pipe, or in the hands of the pump."""
+    sends, sent, goes_on = threading.Event(), list[bytes](), threading.Event()
+
+    def send(_header: Output, data: bytes) -> bool:
+        sends.set()
+        assert goes_on.wait(60)
+        sent.append(data)
+        return True
+
+    reader, writer = output_pipe()
+    pump = Pump({reader: stream(send)}, "test")
+    pump.wait_until_sent(60)
+    os.write(writer, b"one\n")
+    assert sends.wait(60)
+    pump.wait_until_sent(0.1)
+    assert not sent, "the test is in time"
+    os.write(writer, b"two\n")
+    threading.Timer(0.2, goes_on.set).start()
+    pump.wait_until_sent(60)
+    assert b"".join(sent) == b"one\ntwo\n"
+    os.close(writer)
+    assert pump.join(time.monotonic() + 60, time.monotonic())
+
+
 def test_the_pump_of_a_busy_stranger_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_BUSY_S", 0.5)
-    monkeypatch.setattr(output, "_LAST_S", 1000.0)
+    monkeypatch.setattr(pumping, "_BUSY_S", 0.5)
+    monkeypatch.setattr(pumping, "_LAST_S", 1000.0)
     reader, writer = output_pipe()
     pump = Pump({reader: stream(Received())}, "test")
     stop = threading.Event()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.launcher_channel import Outbox
-from ddplaunch.agent.workers.output import Pump, Stream
+from ddplaunch.agent.workers.output import Stream
+from ddplaunch.agent.workers.pump import Pump
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.system.linux import output_pipe

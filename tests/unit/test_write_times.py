@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.agent.workers import worker_terminal
-from ddplaunch.agent.workers.output import Pump, Stream
+from ddplaunch.agent.workers.output import Stream
+from ddplaunch.agent.workers.pump import Pump
 from ddplaunch.agent.workers.worker_terminal import TerminalStream
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.results import StreamName

@@ -12,7 +12,8 @@ from dataclasses import field
 from pathlib import Path
 
 from ddplaunch.agent.workers import exit_details
-from ddplaunch.agent.workers.output import Pump, Stream
+from ddplaunch.agent.workers.output import Stream
+from ddplaunch.agent.workers.pump import Pump
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import script_request
 from ddplaunch.system import processes

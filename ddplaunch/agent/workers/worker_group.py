@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import error_in, last_lines, lost_peer_in, main_log, read_error_file
-from ddplaunch.agent.workers.output import LogFile, Pump, Stream
+from ddplaunch.agent.workers.output import LogFile, Stream
+from ddplaunch.agent.workers.pump import Pump
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Notice, Output

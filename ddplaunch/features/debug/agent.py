@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.debug.agent_session import DebugSession
     from ddplaunch.system.unix_socket import Connection
 
-_REQUEST_S = 5.0
+_REQUEST_S, _SENT_S = 5.0, 1.0
 _MAX_SESSIONS = 1024
 
 
@@ -82,6 +82,9 @@ class DebugPart(Part):
                 self._sessions[number] = session
             self._mark(group, is_debugged=True)
             worker.in_post_mortem = request.is_post_mortem
+            if worker.pump:  # What the process has printed before it stopped is to stand above the prompt.
+                worker.pump.wait_until_sent(_SENT_S)
+                self._node.outbox.is_written(_SENT_S)
             send(SessionOpened(number, group.attempt, worker.rank, group.host, request.place, request.is_post_mortem))
             try:
                 session.run()
