@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,12 +38,13 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None, *, is_on: bool) -> None:
         self.said: list[str] = []
         self.children: list[Child] = []
-        self.now = 1000.0
+        self.now, self.folder = 1000.0, folder or Path()
         monkeypatch.delenv(run_page.OFF_VARIABLE, raising=False)
         monkeypatch.setattr(run_page, "_Child", lambda _: Child(self))
         monkeypatch.setattr(run_page.time, "monotonic", lambda: self.now)
         config = LaunchConfig(script="train.py", output=OutputConfig(page=is_on))
-        self.page = RunPage(run_services(config, folder=folder))
+        show = lambda text, _level: self.said.append(f"shows: {text}")  # noqa: E731
+        self.page = RunPage(run_services(config, folder=folder, show=show))
         self.page.on_event(0, STARTED)
 
     def due(self, now: str) -> None:
@@ -56,6 +58,9 @@ class Run:
         child = self.children[int(number)]
         child.duration_s = float(duration_s)
         child.ended.set()
+
+    def finds_page(self) -> None:
+        (self.folder / make.FILE).touch()
 
     def killed(self, number: str) -> None:
         self.children[int(number)].kill()
@@ -96,7 +101,7 @@ def test_when_pages_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def story(text: str) -> str:
         _, kind, steps = text.split(": ")
-        folder = None if kind == "no folder" else tmp_path
+        folder = None if kind == "no folder" else Path(tempfile.mkdtemp(dir=tmp_path))
         return golden.play(Run(monkeypatch, folder, is_on=kind != "no page"), steps)
 
     golden.check_pages("run_pages", story)

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.errors import Level
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
@@ -92,7 +93,7 @@ class RunPage(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._is_on = run.config.output.page and os.environ.get(OFF_VARIABLE) != "off"
-        self._folder = run.folder
+        self._folder, self._messages = run.folder, run.messages
         self._is_awaited = bool(run.config.on_exit)
         self._due = NEVER
         self._child: _Child | None = None
@@ -143,12 +144,25 @@ class RunPage(Watch):
             self._prepared.kill()
 
     def finish(self, end: RunEnd) -> None:
-        """Wait for the last page; one that takes too long for the run is given up."""
+        """Wait for the last page, unless it takes too long for the run. If an older one stays, a line says so."""
         limit_s = _MOST_S if self._is_awaited else min(_MOST_S, max(_LEAST_S, end.result.duration_s / _PATIENCE))
         deadline = time.monotonic() + limit_s
         while self._child and not self._child.ended.wait(_POLL_S):
-            if end.is_interrupted() or time.monotonic() > deadline:
+            if end.is_interrupted():
                 self._child.kill()
+            elif time.monotonic() > deadline:
+                self._child.kill()
+                deadline = NEVER
+                self._show_given_up(end)
+
+    def _show_given_up(self, end: RunEnd) -> None:
+        from ddplaunch.features.page.make import FILE
+
+        folder = self._folder()
+        if folder and os.path.exists(folder / FILE):
+            text = f"{FILE} is older than the end of the run: its last version took too long"
+            self._messages.show(f"{text}; `ddplaunch --page {end.result.run_id}` makes it anew", Level.NORMAL)
+            self._messages.drain(end.result, end.is_interrupted)
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 FILE = "run.html"
 
-LIMIT_S = 60
-"""Seconds after which the child process ends by itself: on a file system that hangs, nobody waits for it."""
+LIMIT_S = 600
+"""Seconds after which the child process ends by itself: on a file system that hangs, nobody waits for it. A page
+of 4,096 ranks takes 8 s, and much longer where others use the CPUs."""
 
 IDLE_S = 600
 """Seconds in which it must be told to begin: a program that has called ``launch`` may go on after an error."""
