@@ -31,7 +31,7 @@ class SchedulerRow:
     """One way in which a scheduler starts ddplaunch. The innermost that has started it counts.
 
     Attributes:
-        word: the value of ``--cluster`` that selects it.
+        word: the value of ``--cluster`` for this scheduler; several rows may have it.
         layer: in which order the rows are tried, since the variables of several may be set, and the innermost counts:
             first ``mpi``, which can run inside a job or a step of another scheduler, like mpirun behind srun; then
             ``step``, a step of its own job, as srun starts it; then ``job``, the script of a job, or a pod.
@@ -87,8 +87,9 @@ class SchedulerInfo:
     What each ``kind`` needs, besides ``name``, ``description`` and ``is_server``:
 
     - ``allocation``: ``find_hosts``, and ``transport`` if they are not reached over SSH.
-    - ``node``, of several: ``index`` and ``launchers``, if they are known. All launchers need the same ``first_host``
-      and ``ports``, or ``find_endpoint``, which asks for them. One launcher ``is_server``.
+    - ``node``, of several: ``first_host`` and ``ports``, the same in all launchers, or ``find_endpoint``, which finds
+      them; ``token``, of which ``candidate_ports`` makes ports; ``index`` and ``launchers``, if they are known. One of
+      the launchers ``is_server``.
     - ``task``: the same, and ``task``.
 
     Attributes:
@@ -103,15 +104,16 @@ class SchedulerInfo:
             runs no command, and may raise UsageError.
         transport: name of the row of ``transport.transports.TABLE`` by which the hosts are reached.
         this_host: which of the hosts of ``find_hosts`` this machine is, by name, if the environment says it.
-        find_endpoint: takes this SchedulerInfo and returns it with ``first_host`` and ``ports``, or raises UsageError;
-            it may read a file or ask the other launchers. None: the variables always name the endpoint.
+        find_endpoint: takes this SchedulerInfo and returns it with ``first_host`` and ``ports``, if it can find them.
+            It may read a file or ask the other launchers, and may raise UsageError. None: there is no further way.
         first_host: host that serves the rendezvous; None if unknown.
         other_addresses: further addresses of the first host, in the order to try.
         ports: candidate ports of the rendezvous, in the order to try; see ``candidate_ports``.
-        token: text that is equal in all launchers of a run and differs between runs; a valid run id. None if unknown.
+        token: text that is equal in all launchers of a run and differs between runs, and a valid run id: it becomes the
+            run id, and names the run folder. None: the nodes tell runs apart by --rdzv-id only.
         is_server: this launcher's agent serves the rendezvous: one of ``launchers`` must. False for an ``allocation``.
-        warnings: probable mistakes, one sentence each, which are shown whatever the kind is.
-        endpoint_warning: the same, of an endpoint that the user gives though ddplaunch was started once; may be empty.
+        warnings: probable mistakes, one sentence each.
+        endpoint_warning: for an ``allocation``: the warning if the user gives an endpoint all the same; empty: none.
         cpus: number of CPUs that the scheduler has given this launcher on its node; None if unknown.
         user_variables: variables of workers that the user may have set for all launchers, so that they are no mistake.
         advice: against probable mistakes.

@@ -109,9 +109,10 @@ def _complete(
 
 
 def _own_rank(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> int | None:
-    """This node's rank of the scheduler, where the user's is the 0 that a batch script's shell makes of SLURM_NODEID.
+    """The scheduler's rank of this node, if the user gave ``--node-rank 0`` only because a shell has expanded it.
 
-    Otherwise None: the 0 is this node's by the scheduler, too, or is meant, as this node has the endpoint's address.
+    The shell of a batch script expands $SLURM_NODEID to 0 for all nodes. None: the user's rank counts, since it is not
+    0, the scheduler has rank 0 for this node as well, or this node has the address of the endpoint.
     """
     rank, endpoint = scheduler.index, options["rdzv_endpoint"] or options["master_addr"]
     if not (rank and options["node_rank"] == "0" and options["nnodes"] and endpoint):
