@@ -139,7 +139,7 @@ class Option:
         self.only = only
         self.names_hosts = names_hosts
         self.heading = heading
-        self.after = of or after
+        self.after = after
 
     def is_given(self, given: object) -> bool:
         """Whether it has a value, by what the parser has returned for it."""

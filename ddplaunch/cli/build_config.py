@@ -108,11 +108,11 @@ def _config(completed: CompletedOptions, environ: Mapping[str, str]) -> LaunchCo
     warnings += _without_effect(options, max_nodes)
     master_addr, master_port = rendezvous_options.static_store(options)
     found = read(options, environ)
-    own = found[""]
-    meeting = rendezvous_options.rendezvous(options, environ, conf, min_nodes, max_nodes, own) if meets else None
+    fields = found[""]
+    meeting = rendezvous_options.rendezvous(options, environ, conf, min_nodes, max_nodes, fields) if meets else None
     variables = host_options.forwarded(options, environ, hosts)
     return LaunchConfig(
-        **own,
+        **fields,
         script=options["script"],
         script_args=tuple(options["script_args"]),
         entry=_entry(options),

@@ -88,7 +88,7 @@ def docs_folder() -> Path:
 
 _STOP_SIGNALS = ",".join(LaunchConfig.signals)
 
-_OWN: dict[str, tuple[Option, ...]] = {
+_OF_CORE: dict[str, tuple[Option, ...]] = {
     "Workers": (
         Option(
             "--nproc-per-node",
@@ -288,13 +288,13 @@ _OWN: dict[str, tuple[Option, ...]] = {
 }
 
 
-def _with_features(own: Mapping[str, Sequence[Option]]) -> dict[str, list[Option]]:
-    """``own`` with the options of the features; what has nothing to stand below, as --all without --ps, is left out.
+def _with_features(of_core: Mapping[str, Sequence[Option]]) -> dict[str, list[Option]]:
+    """``of_core`` and the options of the features; what has nothing to stand below, as --all without --ps, is left out.
 
     Raises:
         ValueError: there is no such ``heading``, or no option that ``after`` names.
     """
-    groups = {heading: [*rows] for heading, rows in own.items()}
+    groups = {heading: [*rows] for heading, rows in of_core.items()}
     brought = [row for row in features.rows() if isinstance(row, Option)]
     for row in sorted(brought, key=lambda row: bool(row.of)):
         if row.heading in groups:
@@ -305,16 +305,17 @@ def _with_features(own: Mapping[str, Sequence[Option]]) -> dict[str, list[Option
 
 
 def _is_placed(row: Option, groups: Iterable[list[Option]]) -> bool:
-    """Whether ``row`` now stands below the option that its ``after`` names, and below others that do so."""
+    """Whether ``row`` now stands below the option that it names, and below others that name the same one."""
+    above = row.of or row.after
     for group in groups:
-        places = [place for place, other in enumerate(group, 1) if row.after in (other.long_name, other.after)]
-        if row.after and places:
+        places = [n for n, other in enumerate(group, 1) if above in (other.long_name, other.of or other.after)]
+        if above and places:
             group.insert(places[-1], row)
             return True
     return False
 
 
-OPTIONS = _with_features(_OWN)
+OPTIONS = _with_features(_OF_CORE)
 """By heading of the help page."""
 
 ROWS = [row for rows in OPTIONS.values() for row in rows if row.sets or not row.prints]

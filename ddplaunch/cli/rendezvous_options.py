@@ -248,9 +248,12 @@ def rendezvous(
     conf: RdzvConf,
     min_nodes: int,
     max_nodes: int,
-    own: Mapping[str, Any],
+    fields: Mapping[str, Any],
 ) -> RendezvousConfig | None:
-    """Torchrun's two backends: static, served by node rank 0, and c10d, served by the node that owns the endpoint."""
+    """Torchrun's two backends: static, served by node rank 0, and c10d, served by the node that owns the endpoint.
+
+    ``fields`` are those of ``LaunchConfig`` that options set.
+    """
     static = options["rdzv_backend"] == "static"
     endpoint = _endpoint(options, 29500 if static else 29400)
     if endpoint is None:
@@ -267,8 +270,8 @@ def rendezvous(
         server_addresses=(endpoint[0],),
         port=endpoint[1],
         is_server=is_server,
-        local_addr=own.get("local_addr"),
-        interface=own.get("interface"),
+        local_addr=fields.get("local_addr"),
+        interface=fields.get("interface"),
         join_timeout_s=conf.join_timeout_s,
         search_timeout_s=conf.search_timeout_s or (SEARCH_TIMEOUT_S if is_server is None else None),
         last_call_timeout_s=conf.last_call_timeout_s,

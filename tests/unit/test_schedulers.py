@@ -185,8 +185,8 @@ def _new_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(environ: dict[str, str]) -> SchedulerInfo:
         variables = ("NEW_RANK", "NEW_SIZE")
         rank, size = (int(environ[name]) for name in variables)
-        of_place = load("ddplaunch.features.other_schedulers.readers:of_place")
-        return of_place("New", variables, (rank, size, 0, 1), "new -T {}", "new -E", environ)
+        of_process = load("ddplaunch.features.other_schedulers.readers:of_process")
+        return of_process("New", variables, (rank, size, 0, 1), "new -T {}", "new -E", environ)
 
     reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)

@@ -31,13 +31,13 @@ def _mpi(
 ) -> SchedulerInfo:
     """A process of an MPI launcher; ``variables`` are the names of its rank, size, local rank and local size."""
     rank, size, local_rank, local_size = (_number(environ, variable, name) for variable in variables)
-    return of_place(name, variables, (rank, size, local_rank, local_size), per_node, export, environ)
+    return of_process(name, variables, (rank, size, local_rank, local_size), per_node, export, environ)
 
 
-def of_place(
+def of_process(
     name: str,
     variables: tuple[str, ...],
-    place: tuple[int, int, int, int],
+    numbers: tuple[int, int, int, int],
     per_node: str,
     export: str,
     environ: Mapping[str, str],
@@ -50,7 +50,7 @@ def of_place(
     Args:
         name: of the launcher, for messages.
         variables: names of those that were read, for a message.
-        place: rank, size, local rank, local size.
+        numbers: rank, size, local rank, local size.
         per_node: for messages: the command that starts ``{}`` processes on each node.
         export: for messages: what gives variables to all processes, like ``mpirun -x``.
         environ: the environment of this process.
@@ -58,15 +58,15 @@ def of_place(
     Raises:
         UsageError: the numbers contradict each other.
     """
-    rank, size, local_rank, local_size = place
+    rank, size, local_rank, local_size = numbers
     if not (rank < size and local_rank < local_size <= size):
         assignments = ", ".join(f"{variable}={environ[variable]}" for variable in variables)
         raise UsageError(f"{name}'s variables contradict each other: {assignments}", IGNORE_HINT)
     by_node = rank % local_size == local_rank
     tasks_per_node = () if size % local_size else (local_size,) * (size // local_size)
     task = ScheduledTask(rank, local_rank, size, local_size, rank // local_size if by_node else None, tasks_per_node)
-    run = next((environ[id_] for id_ in _START_IDS if environ.get(id_)), "")
-    token = _token(run) if run else None
+    start_id = next((environ[id_] for id_ in _START_IDS if environ.get(id_)), "")
+    token = _token(start_id) if start_id else None
     return SchedulerInfo(
         name=name,
         kind="task" if local_size > 1 else "node",
@@ -112,16 +112,16 @@ def _exchanged(environ: Mapping[str, str], scheduler: SchedulerInfo) -> Schedule
     exchanged = endpoint_exchange.exchange(environ, own)
     if exchanged is None:
         return scheduler
-    run, addresses = exchanged
+    start_id, addresses = exchanged
     first_host, *others = (scheduler.first_host,) if scheduler.first_host else addresses
-    token = scheduler.token or _token(run)
+    token = scheduler.token or _token(start_id)
     ports = scheduler.ports or candidate_ports(token)
     return replace(scheduler, first_host=first_host, other_addresses=tuple(others), token=token, ports=ports)
 
 
-def _token(run: str) -> str:
+def _token(start_id: str) -> str:
     """A token of the id that a process manager has given to one start of all tasks."""
-    return re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{run}")[:128]
+    return re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{start_id}")[:128]
 
 
 _START_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
@@ -174,7 +174,7 @@ def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
     if len(names) > 1 and words[1] == "1" and _is_for_scripts(names[0]):
         del names[0]
     hosts = tuple(host for name in dict.fromkeys(names) for host in parse_entry(name, "LSB_MCPU_HOSTS"))
-    named = f"{len(hosts)} hosts ({_short(names)})" if hosts else f"hosts in {hostfile}"
+    named = f"{len(hosts)} hosts ({_folded(names)})" if hosts else f"hosts in {hostfile}"
     return SchedulerInfo(
         name="LSF",
         kind="allocation",
@@ -265,5 +265,5 @@ def _number(environ: Mapping[str, str], variable: str, name: str) -> int:
     return int(text)
 
 
-def _short(names: Iterable[str]) -> str:
+def _folded(names: Iterable[str]) -> str:
     return quote(fold(names), 60)
