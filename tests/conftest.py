@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _CLEARED = (
     "PET_*",
     "TORCHELASTIC_*",
-    *(name for row in features.listed("SCHEDULERS", "tables") for name in row.own_variables),
+    *(name for row in features.items("SCHEDULERS", "tables") for name in row.own_variables),
 )
 """Variables of whatever started the tests."""
 

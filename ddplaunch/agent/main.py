@@ -142,7 +142,7 @@ def _close(agent: Agent | None, failed: AgentFailed) -> tuple[int, ...] | None:
 
 
 def _after_end(spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object], launcher_lost: threading.Event) -> None:
-    for module, text in features.with_text("after_end", spec.texts):
+    for module, text in features.modules_with_text("after_end", spec.texts):
         module.act(spec, text, outbox, mailbox, launcher_lost)
 
 
@@ -154,7 +154,7 @@ def _serve_without_run(order: object, stream: BinaryIO, outbox: Outbox) -> tuple
     """Sweep a run, or answer queries until the launcher has no more."""
     if isinstance(order, SweepRun):
         return _sweep_run(order)
-    while (unkillable := features.answering(order).serve(order, stream, outbox)) is None:
+    while (unkillable := features.answering_module(order).serve(order, stream, outbox)) is None:
         received = wire.read_record(stream, _queries())
         if received is None:
             return ()

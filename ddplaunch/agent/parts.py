@@ -162,13 +162,13 @@ def begin(spec: AgentSpec, post: Callable[[object], None]) -> dict[str, Any]:
 
     That is what ``begin(spec, post)`` of their modules ``agent`` returns; ``post`` is as in NodeServices.
     """
-    modules = [module for module in features.loaded("agent") if hasattr(module, "begin")]
+    modules = [module for module in features.modules("agent") if hasattr(module, "begin")]
     return {module.__name__.split(".")[-2]: module.begin(spec, post) for module in modules}
 
 
 def load(node: NodeServices) -> tuple[Part, ...]:
     """All parts of an agent. A feature that only begins something ahead has none."""
-    return tuple(module.part(node) for module in features.loaded("agent") if hasattr(module, "part"))
+    return tuple(module.part(node) for module in features.modules("agent") if hasattr(module, "part"))
 
 
 def run_due(parts: Sequence[Part], now: float) -> float:

@@ -72,7 +72,7 @@ def _completed(options: Mapping[str, Any], environ: Mapping[str, str]) -> Comple
     Raises:
         UsageError: what it says cannot be read, or contradicts the options.
     """
-    for module in features.loaded("scheduler"):
+    for module in features.modules("scheduler"):
         found: CompletedOptions = module.completed(options, environ)
         return found
     return CompletedOptions(options)
@@ -84,7 +84,7 @@ def transport_of_command(hosts: Collection[Host], options: Mapping[str, Any], en
     Raises:
         UsageError: the scheduler's hostfile cannot be read.
     """
-    for module in features.loaded("scheduler"):
+    for module in features.modules("scheduler"):
         found: str = module.transport_of_command(hosts, options, environ)
         return found
     return CompletedOptions.transport

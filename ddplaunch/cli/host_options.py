@@ -87,7 +87,7 @@ def select_hosts(
         hint = "Every attempt has a new port on the first node; it must be open to the other nodes."
         raise UsageError("--master-port has no effect where hosts are named", hint, ("--master-port",))
     hosts = _named(options["hosts"], options["hostfile"], environ) or scheduler_hosts
-    for module in features.loaded("hosts"):
+    for module in features.modules("hosts"):
         hosts = module.select(hosts, options)
     return hosts
 
@@ -129,5 +129,5 @@ def forwarded(
     Raises:
         UsageError: they cannot be forwarded as the options say.
     """
-    found = features.called("variables", options, environ, to_hosts=bool(hosts))
+    found = features.call_each("variables", options, environ, to_hosts=bool(hosts))
     return tuple(pair for each in found for pair in each.items())

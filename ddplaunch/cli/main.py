@@ -243,7 +243,7 @@ def _print(text: str) -> None:
 
 def _print_usage_error(message: str, hint: str) -> None:
     """Print an error of the command line; of many launchers that a scheduler has started, only the first does."""
-    if all(module.is_first_task(os.environ) for module in features.loaded("scheduler")):
+    if all(module.is_first_task(os.environ) for module in features.modules("scheduler")):
         _print_error(message, hint)
 
 

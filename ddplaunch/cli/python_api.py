@@ -79,7 +79,7 @@ def launch(
 
         return launcher.launch(checked(target), stdout_fd)
     if callable(target):
-        for module in features.loaded("target"):
+        for module in features.modules("target"):
             result: FunctionResult = module.launch(target, args, kwargs or {}, stdout_fd, options)
             return result
         raise UsageError("workers of this installation run no functions, only scripts")

@@ -24,9 +24,10 @@ class Feature(NamedTuple):
 
     The package itself may have ``rows()``: its options and commands, as ``rows`` describes them; ``EVENTS`` and
     ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has;
-    ``prepare(config, stdout_fd)`` and ``for_agent(config)``, see ``prepared`` and ``texts``; ``worker_environ(config,
-    inherited)``: what ``Part.worker_environ`` will return, as ``--plan`` shows it; ``variables(options, environ,
-    to_hosts)``: variables that all workers get, and ``shown_variables`` of these: the lines for ``-v``.
+    ``prepare(config, stdout_fd)`` and ``for_agent(config)``, which ``prepare`` and ``texts`` below call;
+    ``worker_environ(config, inherited)``: what ``Part.worker_environ`` will return, as ``--plan`` shows it;
+    ``variables(options, environ, to_hosts)``: variables that all workers get, and ``shown_variables`` of these: the
+    lines for ``-v``.
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, and ``begin``, if it has one, begins something ahead; see
@@ -53,8 +54,8 @@ class Feature(NamedTuple):
         modules: those that it has.
         needs: features whose records and rules it imports.
         before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
-            one of them, or with ``only``. The agent starts after ``prepare``: both import late what they need.
-        only: another such setting: without it the launcher of a run has no part of the feature.
+            one of them, or with ``when``. The agent starts after that: both import late what they need.
+        when: another such setting: the launcher has a part of the feature in runs with it; empty: in all runs.
         declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``worker_environ``. False for one that
             has only a docstring or functions: commands do not import it. A test compares it.
     """
@@ -63,7 +64,7 @@ class Feature(NamedTuple):
     modules: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     before_run: tuple[str, ...] = ()
-    only: str = ""
+    when: str = ""
     declares: bool = True
 
 
@@ -73,7 +74,7 @@ FEATURES = (
     Feature("node_progress", ("launcher",), declares=False),
     Feature("redraws", ("launcher",), declares=False),
     Feature("tracebacks", ("launcher",), declares=False),
-    Feature("collect_logs", ("launcher", "records", "after_end"), before_run=("text",), only="output.collect_logs"),
+    Feature("collect_logs", ("launcher", "records", "after_end"), before_run=("text",), when="output.collect_logs"),
     Feature("runs", declares=False),
     Feature("ps", ("queries",), needs=("runs",)),
     Feature("gpus", ("agent",), declares=False),
@@ -82,14 +83,14 @@ FEATURES = (
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps", "runs")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("workers.debug_on_error",)),
-    Feature("faults", ("launcher", "agent", "records"), only="injections"),
+    Feature("faults", ("launcher", "agent", "records"), when="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "runs", "usage")),
     Feature("schedulers", ("scheduler",)),
-    Feature("slurm", ("launcher", "tables"), ("remote", "schedulers"), before_run=("requeue_on",), only="slurm_job"),
-    Feature("metrics", ("launcher",), needs=("usage",), only="output.metrics_file"),
-    Feature("on_exit", ("launcher",), only="on_exit"),
+    Feature("slurm", ("launcher", "tables"), ("remote", "schedulers"), before_run=("requeue_on",), when="slurm_job"),
+    Feature("metrics", ("launcher",), needs=("usage",), when="output.metrics_file"),
+    Feature("on_exit", ("launcher",), when="on_exit"),
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
-    Feature("misplaced_options", ("launcher",), only="script_args", declares=False),
+    Feature("misplaced_options", ("launcher",), when="script_args", declares=False),
     Feature("host_filter", ("hosts",)),
     Feature("forwarding"),
     Feature("numa", ("cpus",)),
@@ -99,7 +100,7 @@ FEATURES = (
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
-    Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), only="text", declares=False),
+    Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), when="text", declares=False),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), before_run=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
@@ -117,7 +118,7 @@ Options of features stand in this order below their heading of the help page.
 @cache
 def rows() -> tuple[Any, ...]:
     """The options and the commands that the features bring: what ``rows`` of their packages return."""
-    return tuple(row for found in called("rows") for row in found)
+    return tuple(row for found in call_each("rows") for row in found)
 
 
 def packages() -> Iterator[Any]:
@@ -125,41 +126,41 @@ def packages() -> Iterator[Any]:
     return (import_module(f"{__name__}.{each.name}") for each in FEATURES if each.declares)
 
 
-def called(function: str, *arguments: Any, **named: Any) -> Iterator[Any]:
+def call_each(function: str, *arguments: Any, **named: Any) -> Iterator[Any]:
     """What ``function`` returns of each package that has it."""
     return (getattr(each, function)(*arguments, **named) for each in packages() if hasattr(each, function))
 
 
-def declared(name: str) -> dict[str, str]:
+def declarations(name: str) -> dict[str, str]:
     """What the packages of the features declare in a dictionary ``name``, as ``EVENTS``: all of them together."""
     return {key: text for package in packages() for key, text in getattr(package, name, {}).items()}
 
 
-def loaded(module: str) -> Iterator[Any]:
+def modules(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
-    return map(import_module, paths(module))
+    return map(import_module, module_paths(module))
 
 
-def watching(config: object) -> Iterator[Any]:
+def watch_modules(config: object) -> Iterator[Any]:
     """The modules ``launcher`` of the features that have a part in a run with this configuration, in their order."""
     for each in FEATURES:
-        if "launcher" in each.modules and (not each.only or attrgetter(each.only)(config)):
+        if "launcher" in each.modules and (not each.when or attrgetter(each.when)(config)):
             yield import_module(f"{__name__}.{each.name}.launcher")
 
 
-def paths(module: str) -> tuple[str, ...]:
+def module_paths(module: str) -> tuple[str, ...]:
     """The full names of these modules."""
     return tuple(f"{__name__}.{each.name}.{module}" for each in FEATURES if module in each.modules)
 
 
-def with_text(module: str, texts: Mapping[str, str]) -> Iterator[tuple[Any, str]]:
+def modules_with_text(module: str, texts: Mapping[str, str]) -> Iterator[tuple[Any, str]]:
     """The modules of this name of the features that have a text for an agent, with it."""
     for each in FEATURES:
         if module in each.modules and each.name in texts:
             yield import_module(f"{__name__}.{each.name}.{module}"), texts[each.name]
 
 
-def variable(name: str) -> str:
+def text_variable(name: str) -> str:
     """The environment variable with the agent's text for the part of feature ``name`` in a worker."""
     return f"DDPLAUNCH_FEATURE_{name.upper()}"
 
@@ -167,13 +168,13 @@ def variable(name: str) -> str:
 def _before_run(config: object, function: str) -> Iterator[tuple[str, Any]]:
     """The features that look at this run before it starts, with ``function`` of their packages that have it."""
     for each in FEATURES:
-        if any(attrgetter(setting)(config) for setting in (*each.before_run, each.only) if setting):
+        if any(attrgetter(setting)(config) for setting in (*each.before_run, each.when) if setting):
             package = import_module(f"{__name__}.{each.name}")
             if hasattr(package, function):
                 yield each.name, getattr(package, function)
 
 
-def prepared(config: Config, stdout_fd: int | None = None) -> Config:
+def prepare(config: Config, stdout_fd: int | None = None) -> Config:
     """``config`` of a run, a LaunchConfig, checked and completed by the features that it concerns.
 
     ``stdout_fd`` will be the stdout of its workers; None: they have no terminal, or are not started.
@@ -181,8 +182,8 @@ def prepared(config: Config, stdout_fd: int | None = None) -> Config:
     Raises:
         LaunchError: the run cannot do what the user wants.
     """
-    for _, prepare in _before_run(config, "prepare"):
-        config = prepare(config, stdout_fd)
+    for _, of_feature in _before_run(config, "prepare"):
+        config = of_feature(config, stdout_fd)
     return config
 
 
@@ -193,17 +194,17 @@ def texts(config: object) -> dict[str, str]:
 
 
 @cache
-def listed(name: str, module: str) -> tuple[Any, ...]:
-    """What the modules ``module`` of all features list under ``name``: all of it."""
-    return tuple(item for each in loaded(module) for item in getattr(each, name, ()))
+def items(name: str, module: str) -> tuple[Any, ...]:
+    """The items of the lists ``name`` in the modules ``module`` of all features."""
+    return tuple(item for each in modules(module) for item in getattr(each, name, ()))
 
 
 def records(direction: str, module: str = "records") -> tuple[type, ...]:
     """The records of all features for a direction, as in ``Feature``; of their modules ``records`` or ``queries``."""
-    return listed(direction, module)
+    return items(direction, module)
 
 
-def answering(query: object) -> Any:
+def answering_module(query: object) -> Any:
     """The module that answers a query to an agent without a run."""
-    each = next(each for each in loaded("queries") if type(query) in each.TO_AGENT)
+    each = next(each for each in modules("queries") if type(query) in each.TO_AGENT)
     return import_module(f"{each.__package__}.{each.TO_AGENT[type(query)]}")

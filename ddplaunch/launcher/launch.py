@@ -38,7 +38,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = Fal
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
-    config = features.prepared(config, stdout_fd)
+    config = features.prepare(config, stdout_fd)
     return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None, ends_process=ends_process)
 
 

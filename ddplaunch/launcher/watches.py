@@ -203,7 +203,7 @@ class Watches:
     def begin(self, run: RunServices) -> None:
         """Make the watches that this run has."""
         self._run = run
-        self.all = tuple(watch for module in features.watching(run.config) for watch in module.watches(run))
+        self.all = tuple(watch for module in features.watch_modules(run.config) for watch in module.watches(run))
         for watch in self.all:
             self._write = watch.on_output(self._write)
 

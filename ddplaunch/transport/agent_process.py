@@ -115,7 +115,7 @@ def _start_or_take_over(
 ) -> AgentProcess:
     """Start the agent of the only node, or take over what a feature offers: an agent, or why it has none."""
     reason = ""
-    for module in features.loaded("early_agent"):
+    for module in features.modules("early_agent"):
         offer: AgentProcess | str = module.offer(config, run_tag, stdout_fd, meanwhile)
         if isinstance(offer, AgentProcess):
             return offer

@@ -23,7 +23,7 @@ TABLE: tuple[TransportRow, ...] = (
         way="here",
         keeps_warm=True,
     ),
-    *features.listed("TRANSPORTS", "tables"),
+    *features.items("TRANSPORTS", "tables"),
 )
 
 

@@ -43,7 +43,7 @@ class WorkerPart:
 def load(environ: MutableMapping[str, str]) -> tuple[WorkerPart, ...]:
     """The parts of this worker, in the order of ``FEATURES``. Removes the variables that the agent has set for them."""
     names = [each.name for each in features.FEATURES if "worker" in each.modules]
-    texts = ((name, environ.pop(features.variable(name), None)) for name in names)
+    texts = ((name, environ.pop(features.text_variable(name), None)) for name in names)
     return tuple(
         import_module(f"{features.__name__}.{name}.worker").part(text) for name, text in texts if text is not None
     )

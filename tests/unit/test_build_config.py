@@ -77,7 +77,7 @@ def test_an_option_that_has_no_place_on_the_help_page_is_told(
 
 @pytest.mark.parametrize("feature", features.FEATURES, ids=lambda feature: feature.name)
 def test_a_feature_names_settings(feature: features.Feature) -> None:
-    for setting in filter(None, (*feature.before_run, feature.only)):
+    for setting in filter(None, (*feature.before_run, feature.when)):
         attrgetter(setting)(LaunchConfig(script="x.py"))
 
 

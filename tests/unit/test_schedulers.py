@@ -116,7 +116,7 @@ def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_
     def page(question: str) -> str:
         words, dashes, options = question.partition(" --")
         argv = f"{dashes}{options}".split()
-        return told(features.prepared(config_of(environment(words), *argv)))
+        return told(features.prepare(config_of(environment(words), *argv)))
 
     golden.check_pages(pages, page)
 

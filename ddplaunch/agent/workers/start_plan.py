@@ -167,7 +167,7 @@ def _workers_on_shared_cpus(spec: AgentSpec) -> int:
 
 
 def _bind_cpus(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
-    modules = features.loaded("cpus") if spec.workers.numa_binding and not spec.dry_run else ()
+    modules = features.modules("cpus") if spec.workers.numa_binding and not spec.dry_run else ()
     return next((module.of_workers(spec, visible, nproc) for module in modules), None)
 
 
@@ -192,7 +192,7 @@ def worker_spec(
     error_file, request_file = str(worker.error_file or ""), worker.open_request_file()
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
-        env |= {features.variable(name): text for name, text in texts.items()}
+        env |= {features.text_variable(name): text for name, text in texts.items()}
     if spec.dry_run:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)
     if placement.devices is not None:

@@ -57,7 +57,7 @@ _SECRET = Rule(
 )
 
 _OF_SCHEDULERS = tuple(
-    dict.fromkeys(name for row in features.listed("SCHEDULERS", "tables") for name in row.own_variables)
+    dict.fromkeys(name for row in features.items("SCHEDULERS", "tables") for name in row.own_variables)
 )
 
 RULES = (

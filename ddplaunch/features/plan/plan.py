@@ -203,5 +203,5 @@ def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:
 
 def show(request: Request) -> None:
     """Print the plan: a page, or JSON."""
-    planned = plan(features.prepared(request.configure()))
+    planned = plan(features.prepare(request.configure()))
     request.show(as_json(planned) if request.options["json"] else page(planned, is_verbose=request.is_verbose))

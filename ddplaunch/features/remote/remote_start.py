@@ -105,7 +105,7 @@ except Exception as error:
 agent = None
 if facts.get("ddplaunch") == start["version"] and "kept" in start and "directory" not in facts:
     from ddplaunch import features
-    for module in features.loaded("early_agent"):
+    for module in features.modules("early_agent"):
         agent = agent or module.offer_here(start, facts)
 os.write(1, ("\n" + start["prefix"] + json.dumps(facts) + "\n").encode())
 if agent:

@@ -6,7 +6,7 @@ Here are those that the core notes, and those of ``event_file``; a feature decla
 
 from __future__ import annotations
 
-from ddplaunch.features import declared
+from ddplaunch.features import declarations
 
 SCHEMA = 1
 """Version of the keys, in the first line of a file. New kinds and keys may be added without a change."""
@@ -55,9 +55,9 @@ _KEYS = {
 
 def kinds() -> dict[str, str]:
     """All kinds, and what has happened."""
-    return _KINDS | declared("EVENTS")
+    return _KINDS | declarations("EVENTS")
 
 
 def keys() -> dict[str, str]:
     """The keys of a line, and their values."""
-    return _KEYS | declared("EVENT_KEYS")
+    return _KEYS | declarations("EVENT_KEYS")

@@ -29,7 +29,7 @@ def killable() -> list[str]:
     from ddplaunch import features
     from ddplaunch.text import KEEPER_ID
 
-    kept = [KEEPER_ID] if any(each.is_waiting(os.environ) for each in features.loaded("early_agent")) else []
+    kept = [KEEPER_ID] if any(each.is_waiting(os.environ) for each in features.modules("early_agent")) else []
     return [*run_ids(), *kept]
 
 

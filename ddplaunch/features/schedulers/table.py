@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _INNERMOST_FIRST = ("mpi", "step", "job")
 
 TABLE: tuple[SchedulerRow, ...] = tuple(
-    sorted(features.listed("SCHEDULERS", "tables"), key=lambda row: _INNERMOST_FIRST.index(row.layer))
+    sorted(features.items("SCHEDULERS", "tables"), key=lambda row: _INNERMOST_FIRST.index(row.layer))
 )
 """The rows of all features. They are tried in this order; the first that applies is used."""
 

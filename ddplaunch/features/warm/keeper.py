@@ -51,7 +51,7 @@ _AGENT_MODULES = (
     "ddplaunch.agent.rendezvous.single_node",
     "ddplaunch.agent.rendezvous.multi_node",
     "ddplaunch.rounds.coordinator",
-    *features.paths("agent"),
+    *features.module_paths("agent"),
 )
 _RECORDS = (KeeperRequest, AgentSpec, ForkserverSpec, ProcessSpec, *FROM_FORKSERVER)
 """What this process, an agent and a forkserver read before the first line of a worker."""
@@ -90,7 +90,7 @@ def main(search_path: list[str]) -> Continuation:
     exit.register()
     keeper.learn(_AGENT_MODULES)
     sys.path[:] = search_path
-    keeper.learn((*_modules(spec.script, spec.preload), *features.paths("worker")))
+    keeper.learn((*_modules(spec.script, spec.preload), *features.module_paths("worker")))
     imports.forget_hidden()
     _prepare_forks()
     return keeper.serve()

@@ -81,7 +81,7 @@ def _hint(
     if early:
         return _EARLY_EXIT_HINT
     if first:
-        return next(filter(None, (module.hint(first, is_dry_run) for module in features.loaded("hints"))), "")
+        return next(filter(None, (module.hint(first, is_dry_run) for module in features.modules("hints"))), "")
     return _HANG_HINT if attempt and attempt.hung else ""
 
 

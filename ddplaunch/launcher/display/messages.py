@@ -105,7 +105,7 @@ class UserMessages:
 
         names = display_names(self._config.hosts)[: self._config.max_nodes]
         self.show(f"starting on {quote(fold(names))}", Level.NORMAL)
-        for lines in features.called("shown_variables", dict(self._config.remote.environ)):
+        for lines in features.call_each("shown_variables", dict(self._config.remote.environ)):
             for line in lines:
                 self.show(f"forwarded: {line}", Level.VERBOSE)
 
