@@ -30,10 +30,11 @@ def in_thread(name: str, work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def post_from_thread(name: str, work: Callable[[], T], post: Callable[[T], object], otherwise: T) -> None:
-    """Call ``work`` in a new thread, which posts what it returns; ``otherwise`` if it fails.
+def post_from_thread(name: str, work: Callable[[], T], on_result: Callable[[T], object], otherwise: T) -> None:
+    """Call ``work`` in a new thread, and there ``on_result`` with what it returns; with ``otherwise`` if it fails.
 
-    Where there is no room for a thread, this one posts ``otherwise``.
+    ``on_result`` mostly posts the result for the main thread. Without room for a thread, this one calls it with
+    ``otherwise``.
     """
 
     def run() -> None:
@@ -41,15 +42,15 @@ def post_from_thread(name: str, work: Callable[[], T], post: Callable[[T], objec
         try:
             result = work()
         finally:
-            post(result)
+            on_result(result)
 
     try:
         in_thread(name, run)
     except RuntimeError:
-        post(otherwise)
+        on_result(otherwise)
 
 
-def begin(name: str, work: Callable[[], T], otherwise: T) -> Callable[[float], T]:
+def start_work(name: str, work: Callable[[], T], otherwise: T) -> Callable[[float], T]:
     """Call ``work`` in a new thread. The function that is returned waits for the result until a deadline.
 
     After the deadline (``time.monotonic()``), or if ``work`` fails, or without room for a thread, it is ``otherwise``.

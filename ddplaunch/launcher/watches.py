@@ -119,10 +119,10 @@ class Watch:
     def on_event(self, index: int, event: object) -> None:
         """An event of a node of this launcher, before ``Run`` handles it; ``index`` is that in ``Nodes.all``."""
 
-    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
-        """A report of node ``index`` of the job, of this launcher or another; ``participants`` are all its nodes.
+    def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
+        """A report of a node of the job, of this launcher or another; ``participants`` are the indices of all nodes.
 
-        Where each node has a launcher, ``index`` is no index of ``Nodes.all``, and none for ``RunServices.note``, which
+        Where each node has a launcher, ``node_index`` is none of ``Nodes.all``, nor for ``RunServices.note``, which
         gets the ``host`` of the report instead.
         """
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.text import is_device_id
-from ddplaunch.threads import begin
+from ddplaunch.threads import start_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -200,7 +200,7 @@ def _nvml_addresses() -> tuple[str, ...]:
     """Empty if NVML is missing, fails, or blocks for longer than ``NVML_LIMIT_S``, as where the driver hangs."""
     if not has_nvml():
         return ()
-    return begin("nvml", _ask_nvml_for_addresses, otherwise=None)(time.monotonic() + NVML_LIMIT_S) or ()
+    return start_work("nvml", _ask_nvml_for_addresses, otherwise=None)(time.monotonic() + NVML_LIMIT_S) or ()
 
 
 def _ask_nvml_for_addresses() -> tuple[str, ...]:

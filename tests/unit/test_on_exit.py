@@ -32,25 +32,27 @@ def messages(command: str, node_rank: int | None = None, interrupted: bool = Fal
 def test_the_command_sees_the_result(tmp_path: Path):
     assert messages(f"env > {tmp_path / 'seen'}") == []
     seen = (tmp_path / "seen").read_text().splitlines()
-    assert {f"{name}={value}" for name, value in on_exit.variables(FAILED, None).items()} <= set(seen)
+    assert {f"{name}={value}" for name, value in on_exit.result_variables(FAILED, None).items()} <= set(seen)
     assert "DDPLAUNCH_EXIT_REASON=gpu3 is lost\\x1b" in seen
 
 
 def test_an_error_of_ddplaunch_is_the_reason():
-    assert on_exit.variables(FAILED, LaunchError("no host answers"))["DDPLAUNCH_EXIT_REASON"] == "no host answers"
+    assert (
+        on_exit.result_variables(FAILED, LaunchError("no host answers"))["DDPLAUNCH_EXIT_REASON"] == "no host answers"
+    )
 
 
 def test_the_rank_that_failed_first_is_named():
     first = WorkerExit(3, 1, "gpu2", 100, 7, stopped=False, time_s=0.0, duration_s=1.0)
     restarted = AttemptResult(0, "failed", (), 60.0, attempt_follows=True, restart_follows=True)
-    found = on_exit.variables(replace(FAILED, first_failure=first, attempts=(restarted, *FAILED.attempts)), None)
+    found = on_exit.result_variables(replace(FAILED, first_failure=first, attempts=(restarted, *FAILED.attempts)), None)
     assert [found[f"DDPLAUNCH_{name}"] for name in ("FAILED_RANK", "FAILED_HOST", "RESTARTS")] == ["3", "gpu2", "1"]
-    assert on_exit.variables(FAILED, None)["DDPLAUNCH_FAILED_RANK"] == ""
+    assert on_exit.result_variables(FAILED, None)["DDPLAUNCH_FAILED_RANK"] == ""
 
 
 def test_the_docs_list_all_variables():
     page = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
-    assert [name for name in on_exit.variables(FAILED, None) if f"`{name}`" not in page] == []
+    assert [name for name in on_exit.result_variables(FAILED, None) if f"`{name}`" not in page] == []
 
 
 def test_a_command_that_fails_is_told():

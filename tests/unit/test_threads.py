@@ -18,7 +18,7 @@ from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.system.linux import output_pipe
 from ddplaunch.system.unix_socket import Connection, LocalServer
-from ddplaunch.threads import begin, in_thread, post_from_thread, result_of
+from ddplaunch.threads import in_thread, post_from_thread, result_of, start_work
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def test_a_thread_that_fails_posts_the_other_answer_and_shows_the_error(shown: l
 @pytest.mark.usefixtures("no_threads")
 def test_without_room_for_a_thread_the_other_answer_comes_at_once() -> None:
     assert posted(lambda: "answer") == "otherwise"
-    assert begin("a call", lambda: "answer", "otherwise")(time.monotonic() + 60) == "otherwise"
+    assert start_work("a call", lambda: "answer", "otherwise")(time.monotonic() + 60) == "otherwise"
     with pytest.raises(RuntimeError):
         in_thread("a loop", fail)
 
 
 def test_a_result_is_waited_for_until_the_deadline() -> None:
     is_free = threading.Event()
-    result = begin("slow", lambda: is_free.wait(60), otherwise=False)
+    result = start_work("slow", lambda: is_free.wait(60), otherwise=False)
     assert not result(time.monotonic() + 0.01)
     is_free.set()
     assert result(time.monotonic() + 60)
@@ -74,7 +74,7 @@ def test_a_result_is_waited_for_until_the_deadline() -> None:
 
 @pytest.mark.usefixtures("shown")
 def test_a_result_is_the_other_one_if_the_call_fails() -> None:
-    assert begin("a call", fail, "otherwise")(time.monotonic() + 60) == "otherwise"
+    assert start_work("a call", fail, "otherwise")(time.monotonic() + 60) == "otherwise"
 
 
 def never() -> bool:

@@ -91,15 +91,15 @@ def test_an_event_that_one_watch_cannot_handle_reaches_those_behind_it_and_the_f
         def on_event(self, index: int, event: object) -> None:
             raise ValueError(f"{self._name} bug at {event}")
 
-        def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+        def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
             raise ValueError(f"{self._name} bug at {report}")
 
     class Last(watches.Watch):
         def on_event(self, index: int, event: object) -> None:
             told.append((index, event))
 
-        def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
-            told.append((index, participants, report))
+        def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
+            told.append((node_index, participants, report))
 
     every = watches.Watches(lambda *_: None)
     every.all = (Broken("the first"), Broken("another"), Last())

@@ -19,7 +19,7 @@ from ddplaunch.features.hangs.activity_clocks import ActivityClocks
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.records import ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.mailbox import NEVER
-from ddplaunch.threads import begin, post_from_thread
+from ddplaunch.threads import post_from_thread, start_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +188,7 @@ class ActivityWatch:
         def sampled() -> Callable[[], object]:
             from ddplaunch.features.hangs import evidence
 
-            node = begin("node", lambda: self._ask_node(node_s) if reads_all else None, None)
+            node = start_work("node", lambda: self._ask_node(node_s) if reads_all else None, None)
             samples = evidence.take_samples(self._examiner, pids, earlier, reads_all=reads_all, answer_s=answer_s)
             return partial(then, samples, node(time.monotonic() + node_s))
 

@@ -29,7 +29,7 @@ from ddplaunch.protocol import environment, first_failure
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
-from ddplaunch.threads import begin, in_thread
+from ddplaunch.threads import in_thread, start_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -328,7 +328,7 @@ def _torch_records(workers: Sequence[Worker]) -> dict[int, FlightRecord | None]:
     }
     deadline = time.monotonic() + flight_record.FILE_S
     reads = {
-        rank: begin("flight record", partial(_torch_record, path), None)
+        rank: start_work("flight record", partial(_torch_record, path), None)
         for rank, path in paths.items()
         if os.path.exists(path)
     }

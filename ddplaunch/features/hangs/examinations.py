@@ -253,10 +253,10 @@ class RequestedExaminations(Watch):
             case AttemptEnded() | ChannelClosed():
                 self._attempts.pop(index, None)
 
-    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+    def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
         """A node has examined its workers."""
         examination = self._examination
-        if examination and isinstance(report, WorkersExamined) and examination.take(index, participants, report):
+        if examination and isinstance(report, WorkersExamined) and examination.take(node_index, participants, report):
             self._conclude(examination)
 
     @property

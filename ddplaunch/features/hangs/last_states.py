@@ -33,10 +33,10 @@ class LastStates(Watch):
         self._messages, self._folder, self._is_remote = run.messages, run.folder, not run.config.is_local
         self._at_stop = Examination(0, 0, NEVER, set())
 
-    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+    def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
         """A node stops its workers, because the run is stopped, and they had been quiet: it has examined them."""
         if isinstance(report, WorkersExamined):
-            self._at_stop.take(index, participants, report)
+            self._at_stop.take(node_index, participants, report)
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
         """Add what the ranks knew of the collective that has failed."""

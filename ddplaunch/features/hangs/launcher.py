@@ -87,14 +87,14 @@ class HangWatch(Watch):
         if isinstance(event, AttemptEnded):
             self._note_active()
 
-    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
-        """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""
+    def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
+        """Node ``node_index`` reports on its workers; ``participants`` are all nodes of the attempt."""
         self._participants = participants
         match report:
             case WorkerActivity():
-                self._on_activity(index, report)
+                self._on_activity(node_index, report)
             case WorkersExamined():
-                self._on_examined(index, report)
+                self._on_examined(node_index, report)
 
     def _on_activity(self, index: int, event: WorkerActivity) -> None:
         if event.attempt > self._attempt:

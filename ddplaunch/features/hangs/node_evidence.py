@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.features.hangs.records import MAX_RAS_CHARS, NodeEvidence
 from ddplaunch.system import devices
 from ddplaunch.text import quote
-from ddplaunch.threads import begin
+from ddplaunch.threads import start_work
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -43,9 +43,9 @@ def gather(host: str, ras_address: str, gpus: Collection[str] | None, limit_s: f
     own_limit_s = limit_s - min(_MARGIN_S, limit_s / 4)
     late = f"no answer within {limit_s:g} s, or no room for a thread that asks"
     no_gpus: tuple[tuple[GpuReading, ...], str] = ((), late)
-    ras = begin("nccl ras", lambda: ask_ras(ras_address, own_limit_s), ("", late))
+    ras = start_work("nccl ras", lambda: ask_ras(ras_address, own_limit_s), ("", late))
     nvml_limit_s = min(devices.NVML_LIMIT_S, own_limit_s)
-    read = begin("nvml", lambda: _gpus(gpus, nvml_limit_s), no_gpus)
+    read = start_work("nvml", lambda: _gpus(gpus, nvml_limit_s), no_gpus)
     (text, ras_missing), (found, gpus_missing) = ras(deadline), read(deadline)
     return NodeEvidence(host=host, ras=text, ras_missing=ras_missing, gpus=found, gpus_missing=gpus_missing)
 

@@ -20,7 +20,7 @@ from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import devices
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote, size
-from ddplaunch.threads import begin
+from ddplaunch.threads import start_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -315,6 +315,6 @@ def _of_folder(folder: str, *, has_peers: bool) -> list[HealthFinding]:
     if not folder:
         return []
     silent: tuple[HealthFinding, ...] = (log_folder.silent(folder, log_folder.LIMIT_S),)
-    probed = begin("folder probe", lambda: log_folder.look(folder), silent)
+    probed = start_work("folder probe", lambda: log_folder.look(folder), silent)
     found = probed(time.monotonic() + log_folder.LIMIT_S)
     return [replace(finding, severity="warn") if not has_peers else finding for finding in found]

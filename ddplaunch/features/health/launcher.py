@@ -80,11 +80,11 @@ class HealthWatch(Watch):
                 host = self._nodes.all[index].host
                 self._comparison.on_clock(index, host, time_s - time.time(), time_s - sent_s)
 
-    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+    def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
         """What a node has, where another launcher knows it."""
         if isinstance(report, HardwareOfNode):
-            self._comparison.on_hardware(index, report.host, report.hardware, participants)
-            self._comparison.on_clock(index, report.host, report.clock_ahead_s, report.clock_ahead_s)
+            self._comparison.on_hardware(node_index, report.host, report.hardware, participants)
+            self._comparison.on_clock(node_index, report.host, report.clock_ahead_s, report.clock_ahead_s)
 
     def _on_health(self, index: int, report: NodeHealth) -> None:
         self._reports[index] = report

@@ -225,7 +225,7 @@ class MetricsWatch(Watch):
         self._path = Path(run.config.output.metrics_file or "").absolute()
         self._messages, self._participants = run.messages, run.participants
         self._state: RunState = "starting"
-        self._numbers: dict[str, float] = {"start_time_seconds": time.time(), "workers": 0}
+        self._run_values: dict[str, float] = {"start_time_seconds": time.time(), "workers": 0}
         self._of_node: dict[int, NodeMetrics] = {}
         self._restarts: set[int] = set()
         self._due = time.monotonic()
@@ -235,10 +235,10 @@ class MetricsWatch(Watch):
 
     def on_event(self, index: int, event: object) -> None:
         """An event of node ``index``; other events have no effect."""
-        numbers = self._numbers
+        run_values = self._run_values
         match event:
-            case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= numbers.get("attempt", 0):
-                self._state, numbers["attempt"], numbers["workers"] = "running", attempt, world_size
+            case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= run_values.get("attempt", 0):
+                self._state, run_values["attempt"], run_values["workers"] = "running", attempt, world_size
             case AttemptEnded(result=result) if result.restart_follows:
                 self._restarts.add(result.attempt)
             case UsageStarted():
@@ -262,14 +262,14 @@ class MetricsWatch(Watch):
 
     def _text(self) -> str:
         present = self._participants.indices
-        self._numbers |= {
+        self._run_values |= {
             "update_time_seconds": time.time(),
             "restarts_total": len(self._restarts),
             "nodes": len(present),
         }
         nodes = (self._of_node[index].values() for index in present if index in self._of_node)
         # Nodes may have agreed on another run id.
-        return text(self._messages.run_id, chain(of_run(self._state, self._numbers), *nodes))
+        return text(self._messages.run_id, chain(of_run(self._state, self._run_values), *nodes))
 
     def _start(self, content: str) -> None:
         def run() -> None:
@@ -291,7 +291,7 @@ class MetricsWatch(Watch):
         """The run has ended: write the outcome. Waits up to ``_CLOSE_S`` for the disk."""
         self._of_node, self._due = {}, NEVER
         self._state = "ended"
-        self._numbers |= {"end_time_seconds": time.time(), "exit_code": result.exit_code}
+        self._run_values |= {"end_time_seconds": time.time(), "exit_code": result.exit_code}
         if self._writer:
             self._writer.join(_CLOSE_S)
         if self._writer is None or not self._writer.is_alive():

@@ -48,7 +48,7 @@ class OnExit(Watch):
 
     def _problem(self, end: RunEnd) -> str:
         """Run the command. Returns what the user must know of it."""
-        environ = {**os.environ, **variables(end.result, end.error)}
+        environ = {**os.environ, **result_variables(end.result, end.error)}
         try:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", self._command], env=environ, stdin=subprocess.DEVNULL, start_new_session=True
@@ -73,7 +73,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait(_KILLED_S)
 
 
-def variables(result: RunResult, error: LaunchError | None) -> dict[str, str]:
+def result_variables(result: RunResult, error: LaunchError | None) -> dict[str, str]:
     """The result as environment variables; docs/options.md lists them."""
     reason = error.message if error else failure_page.attempt_line(result.attempts[-1]) if result.attempts else ""
     first = result.first_failure

@@ -83,8 +83,8 @@ class SlowRanksWatch(Watch):
 
     # Samples.
 
-    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
-        """Node ``index`` has answered, or its workers have a process group; ``participants`` are all nodes."""
+    def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
+        """Node ``node_index`` has answered, or its workers have a process group; ``participants`` are all nodes."""
         if not isinstance(report, CollectivesSampled):
             return
         self._participants = participants
@@ -97,7 +97,7 @@ class SlowRanksWatch(Watch):
             return
         if report.clock_ns:
             sample.clocks[report.host] = report.clock_ns - time.monotonic_ns(), report.clock_ns - sample.asked_ns
-        elif sample.take(index, participants, report):
+        elif sample.take(node_index, participants, report):
             self._evaluate(sample)
 
     def _start_attempt(self, attempt: int) -> None:
