@@ -27,13 +27,12 @@ from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import transports
-from ddplaunch.transport.handle import discard_output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import RemoteConfig, WorkerConfig
+    from ddplaunch.config import WorkerConfig
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, Transport, WriteOutput
@@ -245,12 +244,3 @@ def transport_for(
     """
     transport: type[Transport] = load(transports.row(config.transport).class_path)
     return transport(config, node_names(config), run_tag, output, post, early_agent, stdout_fd)
-
-
-def query_transport(hosts: Sequence[Host], remote: RemoteConfig, post: Post) -> Transport:
-    """The Transport whose agents say what is on ``hosts``; without hosts, on this machine.
-
-    Raises:
-        LaunchError: as ``transport_for``.
-    """
-    return transport_for(LaunchConfig(script="-", hosts=tuple(hosts), remote=remote), "", discard_output, post)

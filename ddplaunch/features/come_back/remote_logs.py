@@ -17,8 +17,7 @@ from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.features.come_back.log_follower import shown
 from ddplaunch.features.come_back.queries import PART_BYTES, LogPart, ReadLog
-from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries
-from ddplaunch.launcher import setup
+from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries, query_transport
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import WithData
@@ -81,7 +80,7 @@ class RemoteNodes:
         remote = request.remote
         if not self._named:
             remote = RemoteConfig(transport=transport_of_command(tuple(new.values()), request.options, os.environ))
-        transport = setup.query_transport(tuple(new.values()), remote, partial(queries.post, first=first))
+        transport = query_transport(tuple(new.values()), remote, partial(queries.post, first=first))
         self._closing.callback(transport.close)
         for index, name in enumerate(new):
             handle = transport.start(index, "query")

@@ -17,8 +17,7 @@ from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageError
 from ddplaunch.features.ps.queries import ENDING_EXTRA_S, PROCESS_KINDS, EndRun, ListRuns, RunsFound
 from ddplaunch.features.runs import run_folders
-from ddplaunch.features.runs.asked_nodes import Queries
-from ddplaunch.launcher import setup
+from ddplaunch.features.runs.asked_nodes import Queries, query_transport
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.system import run_tags
@@ -118,8 +117,8 @@ def agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries]:
         LaunchError: this machine cannot start an agent, or allows too few open files for so many hosts.
     """
     queries: Queries = Queries()
-    here = setup.query_transport((), RemoteConfig(), queries.post)
-    others = [setup.query_transport(hosts, remote, partial(queries.post, first=1))] if hosts else []
+    here = query_transport((), RemoteConfig(), queries.post)
+    others = [query_transport(hosts, remote, partial(queries.post, first=1))] if hosts else []
     with contextlib.ExitStack() as stack:
         for transport in (here, *others):
             stack.callback(transport.close)

@@ -10,17 +10,33 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.config import LaunchConfig
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher import setup
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, FromNode
+from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, FromNode, discard_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.config import RemoteConfig
+    from ddplaunch.transport.handle import Post, Transport
+
 ANSWER_TIMEOUT_S = 30.0
 """Seconds for one answer; a slow DNS look-up, or all attempts to connect to a node, take less."""
+
+
+def query_transport(hosts: Sequence[Host], remote: RemoteConfig, post: Post) -> Transport:
+    """The Transport whose agents say what is on ``hosts``; without hosts, on this machine.
+
+    Raises:
+        LaunchError: as ``setup.transport_for``.
+    """
+    config = LaunchConfig(script="-", hosts=tuple(hosts), remote=remote)
+    return setup.transport_for(config, "", discard_output, post)
 
 
 @dataclass
