@@ -25,6 +25,7 @@ import os, sys
 if os.fork():
     print(os.wait(), flush=True)
 else:
+    sys.stdin.readline()
     data = os.urandom(1 << 20)
     with open("/dev/null", "wb", 0) as sink:
         for _ in range(20): sink.write(data)
@@ -48,7 +49,10 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_childs_work_counts(process: subprocess.Popen[bytes]) -> None:
     before = read(process.pid)
+    assert process.stdin
     assert process.stdout
+    process.stdin.write(b"begin\n")
+    process.stdin.flush()
     assert process.stdout.readline() == b"done\n"
     after = read(process.pid)
     (child,) = process_activity.descendants(process.pid)
