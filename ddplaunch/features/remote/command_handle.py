@@ -159,7 +159,7 @@ class CommandTransport(Transport):
     """Starts each agent by a command, its carrier. A node that cannot be used is reported by a HostFailure.
 
     Attributes:
-        missing_hint: the hint if the command is not on this machine: what it is for, and what to do.
+        missing_hint: for the error that this machine lacks the command: what it is for, and what the user can do.
     """
 
     missing_hint = ""
@@ -172,11 +172,12 @@ class CommandTransport(Transport):
         The host must get these three words as separate arguments: a command that joins its words for a shell, as ssh
         does, needs a wrapper that quotes them.
 
-        ``--plan`` calls it, too: it starts nothing and contacts nobody. Forwarded variables travel over stdin.
+        This method only returns the command, since ``--plan`` calls it, too. The command needs no variables of the
+        workers: they travel over stdin.
 
         The command carries stdin, stdout and stderr without a terminal, passes on the end of stdin, and exits with the
-        code of what it executes. At SIGTERM it ends, and need not end the agent (SIGKILL comes 3 s after SIGTERM, and
-        only when the run ends):
+        code of what it executes. SIGTERM ends the command, but need not end the agent. (At the end of a run, a command
+        that has not ended 3 s after SIGTERM gets SIGKILL.) What ends the agent:
 
         - At the end of the run, or if the launcher is killed, stdin of the command ends. So does stdin of the agent,
           which stops its workers and exits.
