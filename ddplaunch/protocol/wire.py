@@ -36,6 +36,9 @@ _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbf
 """Surrogates that are neither a pair, which JSON reads as one character, nor the escape of a byte (PEP 383)."""
 
 
+_MAX_SHARED, _MAX_SHARED_CHARS = 1024, 64 << 10
+"""Of records that are kept for the next one that is equal."""
+
 _UNCHANGED = {int, float, bool, type(None)}
 
 
@@ -61,6 +64,10 @@ class Nested:
     """
 
     direction: typing.ClassVar[str]
+
+
+class Shared:
+    """Base of the records that many ranks send alike: equal ones are decoded once, and become one object."""
 
 
 class Chunk:
@@ -209,6 +216,8 @@ def _reader(kind: Any, *, salvages: bool = False) -> _Reader:
 
     ``salvages``: records and lists within ``kind`` have what fits.
     """
+    if isinstance(kind, type) and issubclass(kind, Shared) and not salvages:
+        return functools.partial(_build_shared, kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return functools.partial(_build_of_what_fits if salvages else _build, kind)
     if isinstance(kind, type) and issubclass(kind, Nested):
@@ -237,6 +246,16 @@ def _build(cls: type, body: Any) -> Any:
     if unknown:
         raise ProtocolError(f"{cls.__name__} has no {_excerpt(min(unknown))}")
     return cls(**{name: readers[name](value) for name, value in body.items()})
+
+
+def _build_shared(cls: type, body: Any) -> Any:
+    text = json.dumps(body)
+    return _shared(cls, text) if len(text) <= _MAX_SHARED_CHARS else _build(cls, body)
+
+
+@functools.lru_cache(_MAX_SHARED)
+def _shared(cls: type, text: str) -> Any:
+    return _build(cls, json.loads(text))
 
 
 def _build_of_what_fits(cls: type, body: Any) -> Any:

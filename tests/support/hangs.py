@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.flight_record import parse
 from ddplaunch.features.hangs.records import (
+    Calls,
     CollectiveCall,
     FlightRecord,
     PendingCall,
@@ -30,11 +32,11 @@ def done(count: int, operation: str = "all_reduce", group: str = "0", size: int 
 
 
 def call(number: int, operation: str = "all_reduce", group: str = "0", size: int = 3, **fields: Any) -> CollectiveCall:
-    """One call, not finished."""
+    """One call, not finished. ``group``: the name of its group, a number; ``evidence`` makes a place of it."""
     sizes = ((size,),) if size else ()
-    values = {"backend": "gloo", "dtypes": ("Float",), "created_ns": NOON_NS + number, **fields}
+    values = {"backend": "gloo", "dtypes": ("Float",), **fields}
     return CollectiveCall(
-        group=group, number=number, operation=operation, input_sizes=sizes, output_sizes=sizes, **values
+        group=int(group), number=number, operation=operation, input_sizes=sizes, output_sizes=sizes, **values
     )
 
 
@@ -48,7 +50,10 @@ def evidence(
     """A rank that stands still, with a flight record if ``calls`` is given."""
     named = {"0": ("default_pg", range(world)), **(groups or {})}
     known = tuple(ProcessGroup(name, text, rank_list.fold([*members])) for name, (text, members) in named.items())
-    record = FlightRecord(groups=known, calls=tuple(calls)) if calls is not None else None
+    places = {int(name): place for place, name in enumerate(named)}
+    made = Calls(tuple(replace(call, group=places[call.group]) for call in calls or ()))
+    since_ns = tuple(NOON_NS + call.number for call in made.unfinished)
+    record = FlightRecord(groups=known, made=made, since_ns=since_ns) if calls is not None else None
     values = {"host": "gpu0", "silent_s": 60.0, "window_s": 5.0, "collectives_moved": False, **fields}
     return RankEvidence(rank=rank, local_rank=rank, pid=100 + rank, flight_record=record, **values)
 

@@ -20,6 +20,7 @@ from ddplaunch.features.hangs.activity_watch import ActivityWatch
 from ddplaunch.features.hangs.evidence import Sample
 from ddplaunch.features.hangs.process_activity import ProcessActivity
 from ddplaunch.features.hangs.records import (
+    Calls,
     CollectiveCall,
     ExamineWorkers,
     FlightRecord,
@@ -74,7 +75,7 @@ class Watched:
 
     def _sample(self) -> Sample:
         activity = ProcessActivity(PID, self.now, {PID: self.cpu_s}, {PID: 0}, 0.0)
-        return Sample(activity, status=self.status, flight_record=FlightRecord(calls=self.calls))
+        return Sample(activity, status=self.status, flight_record=FlightRecord(made=Calls(self.calls)))
 
     def run(self, *steps: Callable[[], object]) -> None:
         """Before each step the time is that of the watch's deadline; its events are handled after each."""

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.features.gpus.records import GpuReading
 from ddplaunch.features.hangs.explanation import MAX_SENTENCES, Explanation, explain, explain_failure, with_gpus
 from ddplaunch.features.hangs.rank_list import fold
-from ddplaunch.features.hangs.records import NodeEvidence, PendingCall, RankEvidence
+from ddplaunch.features.hangs.records import Calls, NodeEvidence, PendingCall, RankEvidence, folded, unfolded
 from ddplaunch.protocol.wire import to_json
 from tests.support import golden
 from tests.support.hangs import call, done, evidence, recorded
@@ -238,3 +238,15 @@ def test_a_failure_of_ranks_that_waited_is_explained() -> None:
         for name, (ranks, failed_ranks, causes) in FAILURES.items()
     }
     golden.check("hangs_before_failures", pages)
+
+
+def test_evidence_has_equal_stacks_and_calls_once_and_can_be_restored() -> None:
+    calls = [done(3), done(3), [*done(3), call(4)], None]
+    ranks = [evidence(rank, made, stacks=f"at {rank // 2}") for rank, made in enumerate(calls)]
+    told = folded(ranks)
+    assert [each.stacks for each in told] == ["at 0", "", "at 1", ""]
+    assert [each.flight_record and each.flight_record.made_of for each in told] == [None, 0, None, None]
+    assert unfolded(told) == ranks
+    strangers = [replace(told[1], stacks_of=7, flight_record=replace(told[1].flight_record, made_of=9))]
+    (stranger,) = unfolded(strangers)
+    assert (stranger.stacks, stranger.flight_record.made) == ("", Calls())

@@ -109,7 +109,7 @@ def test_a_worker_that_runs_is_asked_and_one_that_has_failed_has_left_its_record
     found = node.found()
     assert found[0].pending.function == "all_reduce"
     assert not found[0].is_running
-    assert [call.number for call in found[0].flight_record.calls if not call.is_done] == [4]
+    assert [call.number for call in found[0].flight_record.made.unfinished] == [4]
     assert found[1].is_running
     assert found[1].flight_record
 
@@ -117,7 +117,7 @@ def test_a_worker_that_runs_is_asked_and_one_that_has_failed_has_left_its_record
 def test_the_file_of_the_watchdog_is_read(tmp_path: Path) -> None:
     node = Node(tmp_path, "", -6)
     node.leave("flight_record_rank_0", pickle.dumps(DUMP, protocol=2))
-    assert node.found()[0].flight_record.calls[-1].number == 4
+    assert node.found()[0].flight_record.made.all[-1].number == 4
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"flight_record": {"entries": 3}}', b"\xff" * 100])

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch import features
+from ddplaunch.features.hangs.records import Calls, CollectiveCall, FlightRecord
 from ddplaunch.features.slow_ranks import records as collectives
 from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
 from ddplaunch.protocol.field_types import Limit
@@ -356,3 +357,10 @@ def test_of_a_damaged_record_what_fits_is_kept() -> None:
 @pytest.mark.parametrize("body", [None, [], {}, {"run_id": "a", "exit_code": 1, "outcome": "late", "duration_s": 1.0}])
 def test_nothing_is_kept_of_a_record_without_what_it_needs(body: object) -> None:
     assert wire.salvage(RunResult, body) is None
+
+
+def test_equal_records_of_many_ranks_become_one_object() -> None:
+    made = Calls((CollectiveCall(group=0, number=1, operation="all_reduce", backend="nccl"),))
+    one, other = (decode(encode(FlightRecord(made=made, since_ns=(ns,))), (FlightRecord,)) for ns in (1, 2))
+    assert one.made == made
+    assert one.made is other.made

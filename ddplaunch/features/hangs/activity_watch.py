@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.features.hangs import stack_dumps
 from ddplaunch.features.hangs.activity_clocks import ActivityClocks
 from ddplaunch.features.hangs.examiner import ANSWER_S
-from ddplaunch.features.hangs.records import ExamineWorkers, WorkerActivity, WorkersExamined
+from ddplaunch.features.hangs.records import ExamineWorkers, WorkerActivity, WorkersExamined, folded
 from ddplaunch.mailbox import NEVER
 from ddplaunch.threads import post_from_thread, start_work
 
@@ -286,4 +286,4 @@ class ActivityWatch:
     ) -> None:
         for order in orders:
             send = self._to_own_launcher if order.all_nodes_at else self._send
-            send(WorkersExamined(order.attempt, order.number, ranks, node, order.all_nodes_at))
+            send(WorkersExamined(order.attempt, order.number, folded(ranks), node, order.all_nodes_at))

@@ -15,7 +15,7 @@ from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.features.hangs import examiner, node_evidence, stack_dumps
 from ddplaunch.features.hangs.activity_watch import ActivityWatch
-from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkersExamined
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkersExamined, folded
 from ddplaunch.features.hangs.stack_dumps import StackDumps
 from ddplaunch.mailbox import NEVER
 
@@ -134,7 +134,7 @@ class HangPart(Part):
     def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[Report, ...]:
         """As ``Part.evidence``: what the workers knew if a collective failed."""
         ranks = self._failure_evidence.of_workers(exits) if self._failure_evidence else ()
-        return (WorkersExamined(self._group.attempt, 0, ranks),) if self._group and ranks else ()
+        return (WorkersExamined(self._group.attempt, 0, folded(ranks)),) if self._group and ranks else ()
 
     def close(self) -> None:
         """As ``Part.close``."""

@@ -5,8 +5,10 @@ Runs in the launcher. What takes seconds for hundreds of ranks, to explain and t
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import threading
 import time
 from collections import defaultdict
@@ -22,6 +24,8 @@ from ddplaunch.features.hangs.records import (
     RankEvidence,
     RunExamined,
     WorkersExamined,
+    folded,
+    unfolded,
 )
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
@@ -93,10 +97,10 @@ class Examination(Question):
     still_s: float = 0.0
     waiting_s: float = 0.0
 
-    @property
+    @functools.cached_property
     def ranks(self) -> list[RankEvidence]:
-        """Of all nodes."""
-        return [rank for answer in self.answers.values() for rank in answer.ranks]
+        """Of all nodes, in any thread; to be read when no answer is taken any more."""
+        return [rank for answer in self.answers.values() for rank in unfolded(answer.ranks)]
 
     @property
     def nodes(self) -> list[NodeEvidence]:
@@ -149,7 +153,10 @@ _writing = threading.Lock()
 
 
 def _json(examination: Examination, found: Explanation) -> str:
-    """A line for each fact, rank and node. ``indent`` takes five times as long: minutes for thousands of ranks."""
+    """A line for each fact, rank and node. ``indent`` takes five times as long: minutes for thousands of ranks.
+
+    Ranks are ``folded``: of thousands, stacks and calls are mostly equal.
+    """
     facts = {
         "schema": SCHEMA,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -157,18 +164,25 @@ def _json(examination: Examination, found: Explanation) -> str:
         **wire.to_json(found),
     }
     lines = [f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in facts.items()]
-    for name, records in (("ranks", examination.ranks), ("nodes", examination.nodes)):
+    for name, records in (("ranks", folded(examination.ranks)), ("nodes", examination.nodes)):
         each = [json.dumps(wire.to_json(record)) for record in records]
         lines.append(f'"{name}": [\n' + ",\n".join(each) + "\n]")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def page(examination: Examination, found: Explanation) -> str:
-    """The text of hang.txt: the explanation, each rank with its counters and Python stacks, GPUs and NCCL's RAS."""
+    """The text of hang.txt: the explanation, each rank with its counters and Python stacks, GPUs and NCCL's RAS.
+
+    Ranks with equal stacks and calls are named one after the other, before these.
+    """
     parts = [f"attempt {examination.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}: {found.job_state.value}", ""]
     parts += [escape(sentence) for sentence in found.sentences]
+    alike: defaultdict[object, list[RankEvidence]] = defaultdict(list)
     for evidence in sorted(examination.ranks, key=lambda each: each.rank):
-        parts += ["", *_rank(evidence)]
+        record = evidence.flight_record
+        alike[_without_addresses(evidence.stacks), record and (id(record.made), record.groups)].append(evidence)
+    for members in alike.values():
+        parts += ["", *(line for each in members for line in _rank(each)), *_calls_and_stacks(members[0])]
     for node in examination.nodes:
         parts += ["", *_node(node)]
     return "\n".join(parts) + "\n"
@@ -188,10 +202,21 @@ def _rank(evidence: RankEvidence) -> list[str]:
     facts += [f"busiest child: {evidence.busy_child}"] if evidence.busy_child else []
     facts += ["reads standard input"] if evidence.waits_for_input else []
     lines = [f"{head}: {'; '.join(facts)}", *(f"  not known: {missing}" for missing in evidence.missing_sources)]
-    calls = evidence.flight_record.calls[-5:] if evidence.flight_record else ()
-    for call in calls:
-        done = "done" if call.is_done else "not done"
-        lines.append(f"  {call.operation} #{call.number} of group {call.group}, sizes {call.input_sizes}: {done}")
+    return [escape(line) for line in lines]
+
+
+@functools.lru_cache(1024)
+def _without_addresses(stacks: str) -> str:
+    """Threads with equal stacks have other addresses in other processes."""
+    return re.sub("0x[0-9a-f]+", "", stacks)
+
+
+def _calls_and_stacks(evidence: RankEvidence) -> list[str]:
+    lines, record = [], evidence.flight_record
+    for call in record.made.all[-5:] if record else ():
+        assert record
+        done, group = "done" if call.is_done else "not done", record.group_name(call)
+        lines.append(f"  {call.operation} #{call.number} of group {group}, sizes {call.input_sizes}: {done}")
     return [escape(line) for line in (*lines, *evidence.stacks.splitlines())]
 
 

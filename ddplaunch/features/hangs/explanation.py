@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import rank_state
 from ddplaunch.features.hangs.rank_state import JobState, job_state
+from ddplaunch.features.hangs.records import with_fields
 from ddplaunch.features.hangs.waits import Place, Side, WaitReason, Waits, Why, signature
 from ddplaunch.features.hangs.wording import (
     indirect_sentences,
@@ -82,7 +83,7 @@ def explain_waiting(evidences: Sequence[RankEvidence]) -> Explanation:
 
 
 def _without_output(evidence: RankEvidence) -> RankEvidence:
-    return replace(evidence, silent_s=max(evidence.silent_s, evidence.window_s))
+    return with_fields(evidence, silent_s=max(evidence.silent_s, evidence.window_s))
 
 
 def explain_failure(
@@ -115,7 +116,7 @@ def _has_left(evidence: RankEvidence) -> bool:
 def _before_its_end(evidence: RankEvidence) -> RankEvidence:
     """Nothing moved since the moment that the evidence is about."""
     is_running = evidence.is_running or _has_left(evidence)
-    return replace(evidence, is_running=is_running, window_s=1.0, silent_s=1.0, collectives_moved=False)
+    return with_fields(evidence, is_running=is_running, window_s=1.0, silent_s=1.0, collectives_moved=False)
 
 
 def _sentences(waits: Waits, reasons: list[WaitReason]) -> tuple[str, ...]:

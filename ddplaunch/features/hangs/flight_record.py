@@ -22,12 +22,13 @@ import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.records import (
     MAX_CALLS,
     MAX_GROUPS,
+    Calls,
     CollectiveCall,
     FlightRecord,
     ProcessGroup,
@@ -97,15 +98,19 @@ def with_failed_call(record: FlightRecord, group: str) -> FlightRecord:
 
     gloo counts that call as finished. It is the newest one of ``group``; empty: the newest of all.
     """
-    if any(not call.is_done for call in record.calls):
+    calls = record.made.all
+    if record.made.unfinished or not calls:
         return record
-    newest = max((call for call in record.calls if group in ("", call.group)), key=_created_ns, default=None)
-    return replace(record, calls=tuple(replace(call, is_done=call is not newest) for call in record.calls))
+    newest = next((call for call in reversed(calls) if group in ("", record.group_name(call))), None)
+    return replace(record, made=Calls(tuple(replace(call, is_done=call is not newest) for call in calls)))
 
 
 def shortened(record: FlightRecord, count: int) -> FlightRecord:
     """With the newest ``count`` calls, and as many of the older ones that are unfinished or the last of their group."""
-    return replace(record, calls=tuple(_kept(record.calls, count)))
+    kept = _kept(record.made.all, count)
+    unfinished = [index for index, call in enumerate(record.made.all) if not call.is_done]
+    times = [time_ns for index, time_ns in zip(unfinished, record.since_ns, strict=False) if index in kept]
+    return replace(record, made=Calls(tuple(record.made.all[index] for index in kept)), since_ns=tuple(times))
 
 
 def parse_times(dump: bytes, newest: int) -> dict[str, dict[int, int]]:
@@ -126,10 +131,6 @@ def parse_times(dump: bytes, newest: int) -> dict[str, dict[int, int]]:
                 created_ns = _integer(entry.get("time_created_ns") or 0, _MAX_TIME)
                 by_group[_text(entry["process_group"][0])][number] = created_ns
     return dict(list(by_group.items())[:MAX_GROUPS])
-
-
-def _created_ns(call: CollectiveCall) -> int:
-    return call.created_ns
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -161,10 +162,19 @@ def _configured_groups(config: Mapping[str, Any]) -> dict[str, tuple[str, Sequen
 
 def _parsed(document: dict[str, Any], groups: Mapping[str, tuple[str, Sequence[int]]]) -> FlightRecord:
     entries = _entries(document)
-    calls = _without_batches([(_call(entry), _batch(entry)) for entry in entries])
-    kept = _kept(calls, MAX_CALLS)
+    places: dict[str, int] = {}
+    calls = _without_batches([_Called.of(entry, places) for entry in entries])
+    kept = [calls[index] for index in _kept([each.call for each in calls], MAX_CALLS)]
     is_complete = len(kept) == len(calls) and (not entries or entries[0]["record_id"] == 0)
-    return FlightRecord(groups=_groups(entries, groups, kept), calls=tuple(kept), is_complete=is_complete)
+    found = _groups(entries, groups, [list(places)[each.call.group] for each in kept])
+    of_name = {name: place for place, name in enumerate(found)}
+    made = (replace(each.call, group=of_name[list(places)[each.call.group]]) for each in kept)
+    return FlightRecord(
+        groups=tuple(found.values()),
+        made=Calls(tuple(made)),
+        since_ns=tuple(each.created_ns for each in kept if not each.call.is_done),
+        is_complete=is_complete,
+    )
 
 
 @contextlib.contextmanager
@@ -201,14 +211,28 @@ def _entries(document: Any) -> list[dict[str, Any]]:
     return entries
 
 
-def _call(entry: dict[str, Any]) -> CollectiveCall:
+class _Called(NamedTuple):
+    """An entry: the call, whose group is a place in the order of the entries; its batch; when it was called."""
+
+    call: CollectiveCall
+    batch: tuple[Any, ...]
+    created_ns: int
+
+    @classmethod
+    def of(cls, entry: dict[str, Any], places: dict[str, int]) -> _Called:
+        """``places``: of the names of groups; a new one is added."""
+        place = places.setdefault(_text(entry["process_group"][0]), len(places))
+        return cls(_call(entry, place), _batch(entry), _integer(entry.get("time_created_ns") or 0, _MAX_TIME))
+
+
+def _call(entry: dict[str, Any], group: int) -> CollectiveCall:
     backend, _, operation = _text(entry["profiling_name"]).partition(":")
     is_p2p = entry.get("is_p2p", False) is True
     number = entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"]
     dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or ()
     state = entry.get("state")
     return CollectiveCall(
-        group=_text(entry["process_group"][0]),
+        group=group,
         number=_integer(number, _MAX_NUMBER),
         operation=operation,
         backend=backend,
@@ -218,7 +242,6 @@ def _call(entry: dict[str, Any]) -> CollectiveCall:
         is_p2p=is_p2p,
         is_started=state == "started",
         is_done=entry.get("retired") is True or state == "completed",
-        created_ns=_integer(entry.get("time_created_ns") or 0, _MAX_TIME),
     )
 
 
@@ -244,35 +267,36 @@ def _batch(entry: dict[str, Any]) -> tuple[Any, ...]:
     return str(entry["process_group"][0]), entry.get("is_p2p"), entry.get("p2p_seq_id"), entry["collective_seq_id"]
 
 
-def _without_batches(calls: Iterable[tuple[CollectiveCall, tuple[Any, ...]]]) -> list[CollectiveCall]:
+def _without_batches(calls: Sequence[_Called]) -> list[_Called]:
     """The calls without the entries of batches; a call in a batch that has finished has finished too."""
-    pairs = list(calls)
-    batches = {batch: call.is_done for call, batch in pairs if call.operation == _COALESCED}
-    members = {batch for call, batch in pairs if call.operation != _COALESCED}
+    batches = {batch: call.is_done for call, batch, _ in calls if call.operation == _COALESCED}
+    members = {batch for call, batch, _ in calls if call.operation != _COALESCED}
     return [
-        replace(call, is_done=True) if batches.get(batch) and not call.is_done else call
-        for call, batch in pairs
-        if call.operation != _COALESCED or batch not in members
+        each._replace(call=replace(each.call, is_done=True))
+        if batches.get(each.batch) and not each.call.is_done
+        else each
+        for each in calls
+        if each.call.operation != _COALESCED or each.batch not in members
     ]
 
 
-def _kept(calls: Sequence[CollectiveCall], count: int) -> list[CollectiveCall]:
-    """At most 2 * ``count`` calls, in their order."""
+def _kept(calls: Sequence[CollectiveCall], count: int) -> list[int]:
+    """The places of at most 2 * ``count`` calls, in their order."""
     newest = range(max(len(calls) - count, 0), len(calls))
     older = range(newest.start)
     unfinished = [index for index in older if not calls[index].is_done]
     last = {(calls[index].group, calls[index].is_p2p): index for index in range(len(calls))}
     others = dict.fromkeys([*unfinished, *(index for index in last.values() if index in older)])
-    return [calls[index] for index in sorted({*newest, *list(others)[:count]})]
+    return sorted({*newest, *list(others)[:count]})
 
 
 def _groups(
-    entries: list[dict[str, Any]], known: Mapping[str, tuple[str, Sequence[int]]], calls: list[CollectiveCall]
-) -> tuple[ProcessGroup, ...]:
-    """Process groups, those of ``calls`` first."""
+    entries: list[dict[str, Any]], known: Mapping[str, tuple[str, Sequence[int]]], first: Iterable[str]
+) -> dict[str, ProcessGroup]:
+    """Process groups by name, those with the names ``first`` before others."""
     described = {_text(entry["process_group"][0]): _text(entry["process_group"][1]) for entry in entries}
-    names = dict.fromkeys([*(call.group for call in calls), *known])
-    return tuple(_group(name, *known.get(name, (described.get(name, ""), ()))) for name in list(names)[:MAX_GROUPS])
+    names = dict.fromkeys([*first, *known])
+    return {name: _group(name, *known.get(name, (described.get(name, ""), ()))) for name in list(names)[:MAX_GROUPS]}
 
 
 def _group(name: str, description: str, ranks: Sequence[int]) -> ProcessGroup:

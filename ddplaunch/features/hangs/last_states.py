@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import Level
 from ddplaunch.features.hangs.examinations import Examination, tell
 from ddplaunch.features.hangs.rank_state import JobState
-from ddplaunch.features.hangs.records import WorkersExamined
+from ddplaunch.features.hangs.records import WorkersExamined, unfolded
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure
@@ -40,7 +40,7 @@ class LastStates(Watch):
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
         """Add what the ranks knew of the collective that has failed."""
-        known = [rank for each in evidence if isinstance(each, WorkersExamined) for rank in each.ranks]
+        known = [rank for each in evidence if isinstance(each, WorkersExamined) for rank in unfolded(each.ranks)]
         if not known or result.outcome == "succeeded":
             return replace(result, collectives=())
         from ddplaunch.features.hangs.explanation import explain_failure

@@ -107,7 +107,7 @@ def _moves(evidence: RankEvidence) -> bool:
 def waits(evidence: RankEvidence) -> bool:
     """Whether the rank waits in a collective, or has called one that is not done."""
     record = evidence.flight_record
-    has_unfinished_call = record is not None and any(not call.is_done for call in record.calls)
+    has_unfinished_call = record is not None and bool(record.made.unfinished)
     return has_unfinished_call or (evidence.pending is not None and is_blocking(evidence.pending.function))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import re
 from collections import defaultdict
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.rank_state import RankState, is_blocking, rank_state
-from ddplaunch.features.hangs.records import CollectiveCall, ProcessGroup
+from ddplaunch.features.hangs.records import CollectiveCall, ProcessGroup, Sizes
 from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Group:
     Attributes:
         name, description, ranks: as in ``ProcessGroup``.
         by_rank: the calls of each rank that has a flight record, by number. The numbers of all ranks mean the same.
+            Ranks with equal calls share the dictionary.
         shifts: what was added to the numbers of a rank for that.
     """
 
@@ -97,24 +99,29 @@ class Groups:
         return self._found[key]
 
     def _add_calls(self, evidence: RankEvidence) -> None:
-        for call in evidence.flight_record.calls if evidence.flight_record else ():
-            if not call.is_p2p:
-                group = self.find(evidence.rank, call.group)
-                group.by_rank.setdefault(evidence.rank, {})[call.number] = call
+        record, rank = evidence.flight_record, evidence.rank
+        for calls in record.made.collectives.values() if record else ():
+            assert record
+            by_rank = self.find(rank, record.group_name(next(iter(calls.values())))).by_rank
+            by_rank[rank] = {**by_rank[rank], **calls} if rank in by_rank else calls
 
 
 def signature(call: CollectiveCall) -> tuple[object, ...]:
     """What must be equal on all ranks: the operation, the number of elements, and the type."""
-    operation = call.operation
+    return _signature(call.operation, call.input_sizes, call.output_sizes, call.dtypes)
+
+
+@functools.lru_cache(1024)
+def _signature(operation: str, input_sizes: Sizes, output_sizes: Sizes, dtypes: tuple[str, ...]) -> tuple[object, ...]:
     if operation.lstrip("_").startswith(_OTHER_SIZES) or operation.endswith(_OTHER_SIZES_ENDS):
         return (operation,)
     # Of a gathered or scattered tensor only the whole is equal; the parts of the ranks may differ.
-    inputs = 0 if "gather" in operation else elements(call.input_sizes)
-    outputs = 0 if "scatter" in operation else elements(call.output_sizes)
-    return (operation, inputs, outputs, call.dtypes)
+    inputs = 0 if "gather" in operation else elements(input_sizes)
+    outputs = 0 if "scatter" in operation else elements(output_sizes)
+    return (operation, inputs, outputs, dtypes)
 
 
-def elements(sizes: tuple[tuple[int, ...], ...]) -> int:
+def elements(sizes: Sizes) -> int:
     """The number of elements of all tensors of a call."""
     return sum(math.prod(shape) for shape in sizes)
 
@@ -126,15 +133,22 @@ def _align(group: Group) -> None:
     """
     if not group.by_rank:
         return
-    reference = max(group.by_rank, key=lambda rank: len(group.by_rank[rank]))
-    expected = _finished(group.by_rank[reference])
-    for rank, calls in group.by_rank.items():
-        own = _finished(calls)
-        if rank != reference and not _agrees(own, expected, 0):
-            shifts = sorted(range(-_MAX_SHIFT, _MAX_SHIFT + 1), key=abs)
-            shift = next((shift for shift in shifts if _is_clear(own, expected, shift)), 0)
-            group.shifts[rank] = shift
-            group.by_rank[rank] = {number + shift: call for number, call in calls.items()}
+    distinct = {id(calls): calls for calls in group.by_rank.values()}
+    expected = _finished(max(distinct.values(), key=len))
+    shifts = {key: _shift(_finished(calls), expected) for key, calls in distinct.items()}
+    shifted = {
+        key: {number + shift: call for number, call in distinct[key].items()} for key, shift in shifts.items() if shift
+    }
+    for rank, calls in group.by_rank.items() if shifted else ():
+        if id(calls) in shifted:
+            group.shifts[rank], group.by_rank[rank] = shifts[id(calls)], shifted[id(calls)]
+
+
+def _shift(own: dict[int, tuple[object, ...]], expected: dict[int, tuple[object, ...]]) -> int:
+    if _agrees(own, expected, 0):
+        return 0
+    shifts = sorted(range(-_MAX_SHIFT, _MAX_SHIFT + 1), key=abs)
+    return next((shift for shift in shifts if _is_clear(own, expected, shift)), 0)
 
 
 def _finished(calls: dict[int, CollectiveCall]) -> dict[int, tuple[object, ...]]:
@@ -191,6 +205,7 @@ class Waits:
         place_of: the place of each rank that waits.
         ranks_at: the ranks at each place, ascending.
         call_of: the call in which a rank waits, if it is in its flight record.
+        called_ns: when it called that, as in ``FlightRecord``.
         is_over: the evidence is about the end of ranks that have ended since.
     """
 
@@ -201,10 +216,14 @@ class Waits:
         self._groups = Groups(evidences)
         self.place_of: dict[int, Place] = {}
         self.call_of: dict[int, CollectiveCall] = {}
+        self.called_ns: dict[int, int] = {}
         self.ranks_at: defaultdict[Place, list[int]] = defaultdict(list)
         self._known: dict[Place, frozenset[int]] = {}
         self._p2p = {rank: self._p2p_places(rank) for rank in self.evidence}
         self._functions = {rank: self._function_place(evidence) for rank, evidence in self.evidence.items()}
+        self._in_function: defaultdict[Place | None, set[int]] = defaultdict(set)
+        for rank, function in self._functions.items():
+            self._in_function[function].add(rank)
         for rank, state in self.states.items():
             if state == RankState.WAITING:
                 self._stand(rank)
@@ -231,8 +250,11 @@ class Waits:
         place, call = next(((place, call) for place, call in found if self.waits_for(place)), found[0])
         self.place_of[rank] = place
         self.ranks_at[place].append(rank)
-        if call:
+        record = self.evidence[rank].flight_record
+        if call and record:
             self.call_of[rank] = call
+            times = zip(record.made.unfinished, record.since_ns, strict=False)
+            self.called_ns[rank] = next((time_ns for each, time_ns in times if each is call), 0)
 
     def _places(self, rank: int) -> list[tuple[Place, CollectiveCall | None]]:
         """Where the rank may wait, most probable first."""
@@ -245,21 +267,23 @@ class Waits:
 
     def _unfinished(self, rank: int) -> list[tuple[Place, CollectiveCall]]:
         """Calls that have not finished, oldest first."""
-        calls = [call for call in self._calls(rank) if not call.is_done]
+        record = self.evidence[rank].flight_record
+        calls = record.made.unfinished if record else ()
         return [(self._p2p[rank][call] if call.is_p2p else self._collective(rank, call), call) for call in calls]
 
-    def _calls(self, rank: int) -> tuple[CollectiveCall, ...]:
+    def _group_of(self, rank: int, call: CollectiveCall) -> Group:
         record = self.evidence[rank].flight_record
-        return record.calls if record else ()
+        return self._groups.find(rank, record.group_name(call) if record else "")
 
     def _collective(self, rank: int, call: CollectiveCall) -> Place:
-        group = self._groups.find(rank, call.group)
+        group = self._group_of(rank, call)
         return Place(group, call.operation, call.number + group.shifts.get(rank, 0), signature(call))
 
     def _p2p_places(self, rank: int) -> dict[CollectiveCall, Place]:
         """The unfinished sends and recvs in the rank's flight record."""
-        calls = [call for call in self._calls(rank) if call.is_p2p and not call.is_done]
-        return {call: _p2p(self._groups.find(rank, call.group), rank, call) for call in calls}
+        record = self.evidence[rank].flight_record
+        calls = record.made.unfinished if record else ()
+        return {call: _p2p(self._group_of(rank, call), rank, call) for call in calls if call.is_p2p}
 
     def _function_place(self, evidence: RankEvidence) -> Place | None:
         pending = evidence.pending
@@ -300,8 +324,7 @@ class Waits:
         return frozenset() if is_met and self.states.get(place.peer) not in _OWN_FAULT else frozenset({place.peer})
 
     def _missing_in_function(self, place: Place) -> frozenset[int]:
-        there = {rank for rank, function in self._functions.items() if function == place}
-        return frozenset(set(place.group.ranks) - there)
+        return frozenset(set(place.group.ranks) - self._in_function[place])
 
 
 def _p2p(group: Group, rank: int, call: CollectiveCall) -> Place:

@@ -192,7 +192,7 @@ def indirect_sentences(waits: Waits, reasons: list[WaitReason]) -> list[str]:
 
 def since_ns(waits: Waits, place: Place) -> int:
     """When the first of the ranks at ``place`` called it, by the clock of its host; 0 if unknown."""
-    times = [waits.call_of[rank].created_ns for rank in waits.ranks_at[place] if rank in waits.call_of]
+    times = (waits.called_ns.get(rank, 0) for rank in waits.ranks_at[place])
     return min((time for time in times if time), default=0)
 
 
@@ -211,11 +211,12 @@ def _standing(waits: Waits, rank: int) -> tuple[str, str]:
 
 
 def _last_call(waits: Waits, evidence: RankEvidence) -> str:
-    calls = evidence.flight_record.calls if evidence.flight_record else ()
-    if not calls:
+    record = evidence.flight_record
+    if not record or not record.made.all:
         return ""
-    group = waits.group(evidence.rank, calls[-1].group)
-    return f" (its last call was {call_text(group, calls[-1].number, calls[-1], calls[-1].operation)})"
+    last = record.made.all[-1]
+    group = waits.group(evidence.rank, record.group_name(last))
+    return f" (its last call was {call_text(group, last.number, last, last.operation)})"
 
 
 def _details(evidence: RankEvidence, state: RankState) -> list[str]:
