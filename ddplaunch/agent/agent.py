@@ -177,7 +177,7 @@ class Agent(NodeServices):
         exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self.is_stopping())
         for part in self._parts:
             exits = part.on_attempt_ended(exits)
-        exits = shorten(exits)
+        exits = shorten(exits, round_.nnodes)
         failure = final_failure(self._failure, self._unkillable_pids, self._spec.host, out_of_memory)
         was_stopped = self.is_stopping() or self.rendezvous.why_workers_must_stop is not None
         return AttemptResult(

@@ -5,6 +5,7 @@ Used by agents and coordinator for restarts, and by the launcher for the failure
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -31,6 +32,9 @@ _FRAME = r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)'
 _PACKAGE = re.escape(os.path.dirname(os.path.dirname(__file__)))
 _LIBRARY_PATH = rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_PACKAGE}/(worker|features|cli)/|^<"
 """Texts: most processes that load this module need neither."""
+
+_MAX_KNOWN = 256
+"""Texts of which the answer is kept: thousands of ranks often fail with a few."""
 
 KILLED_HINT = "SIGKILL came from outside: a user's kill, the kernel's out-of-memory killer or a job scheduler."
 KILLED_IN_DRY_RUN = "SIGKILL came from an injected fault, a user's kill or the kernel's out-of-memory killer."
@@ -72,6 +76,7 @@ def is_consequence(exit_: WorkerExit) -> bool:
     return exit_.error is not None and is_peer_loss(exit_.error.message)
 
 
+@functools.lru_cache(_MAX_KNOWN)
 def is_peer_loss(message: str) -> bool:
     """Whether an exception with this message says that a peer is gone, or has not come in time."""
     return bool(_PEER_LOST.search(message))
@@ -151,10 +156,17 @@ def crashed_at(exit_: WorkerExit) -> str:
 # The line of the script.
 
 
+@functools.lru_cache(_MAX_KNOWN)
 def raised_at(traceback: str) -> str:
     """The innermost line in the user's script of an exception's traceback, like ``train.py:41``; empty without one."""
     found = frames(traceback.rpartition(_TRACEBACK)[2])
     return file_and_line(script_frame(found[::-1])) if found else ""
+
+
+def raising_frame(traceback: str) -> str:
+    """Of an exception's traceback only the line of ``raised_at``, so that this finds it still; empty without one."""
+    found = frames(traceback.rpartition(_TRACEBACK)[2])
+    return script_frame(found[::-1])[0] if found else ""
 
 
 def frames(stack: str) -> list[re.Match[str]]:

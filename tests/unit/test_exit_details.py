@@ -21,10 +21,12 @@ from ddplaunch.agent.workers.exit_details import (
     lost_peer_in,
     main_log,
     read_error_file,
+    shorten,
 )
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
-from ddplaunch.protocol.results import WorkerError
+from ddplaunch.protocol.first_failure import raised_at
+from ddplaunch.protocol.results import WorkerError, WorkerExit
 from tests.support import golden
 
 NATIVE = f"""Fatal Python error: Segmentation fault
@@ -205,3 +207,22 @@ def test_memory_is_blamed_for_certain_only_when_our_own_counter_rose() -> None:
 def test_this_machine_can_be_read() -> None:
     now = OomCounters.read()
     assert killed_for_memory(now, now) == "no"
+
+
+def _failed(rank: int, message: str, text: str) -> WorkerExit:
+    traceback = f'Traceback (most recent call last):\n  File "/home/train.py", line 4, in step\n    {text}\n{message}'
+    error = WorkerError(f"{message}: {text}", traceback, 0.0)
+    return WorkerExit(rank, rank, "gpu1", 100 + rank, 1, False, 0.0, 1.0, error=error, tail=200 * (text[:100],))
+
+
+def test_the_nodes_of_a_large_job_send_less_of_errors_and_last_lines() -> None:
+    exits = (*(_failed(rank, "Broken pipe", 1000 * "x") for rank in (0, 1, 2)), _failed(3, "KeyError", "lr"))
+    assert shorten(exits, 8) == exits
+    victim, *others, cause = shorten(exits, 4000)
+    assert cause == exits[3]
+    assert victim.tail == exits[0].tail[-20:]  # As much as fits, of the next one.
+    for each in others:
+        assert each.error
+        assert len(each.error.message) == 200
+        assert raised_at(each.error.traceback) == "train.py:4"  # The failure page still tells that they are alike.
+        assert not each.tail

@@ -418,3 +418,23 @@ def test_events_have_torchelastics_fields() -> None:
     for event in events:
         event["timestamp"] -= int(NOON * 1000)
     golden.check("torchelastic_events", {"an attempt, times since noon": json.dumps(events, indent=1)})
+
+
+def test_a_large_report_has_a_line_for_each_worker_and_the_same_fields(tmp_path: Path) -> None:
+    large = failed(*(ended(rank, 7, tail=('"exits": []',)) for rank in range(1025)))
+    large = replace(large, attempts=2 * large.attempts)
+    report_files.write_report(large, tmp_path)
+    text = (tmp_path / "report.json").read_text()
+    assert len(text.splitlines()) < 2200
+    body = json.loads(text)
+    assert body.pop("schema") == report_files.SCHEMA
+    assert wire._build(RunResult, body) == large
+
+
+def test_only_the_likeliest_causes_have_a_folder(tmp_path: Path) -> None:
+    victims = (ended(rank, 1, error=WorkerError("Broken pipe", "", 0.0)) for rank in range(300))
+    report_files.write_failures(failed(*victims, ended(300, 7), replace(stopped(301), stacks="here")), tmp_path)
+    folders = {path.name for path in (tmp_path / "failed").iterdir()}
+    assert len(folders) == 257
+    assert {"rank_300", "rank_301", "rank_0"} < folders
+    assert "rank_299" not in folders

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
     from ddplaunch.protocol.results import Certainty, Outcome, StreamName, WorkerExit
 
-_MAX_TOTAL_CHARS = 2 << 20
-"""Limit of the errors and last lines of all workers together: one record holds them, and JSON needs up to 12 bytes per
+_MAX_TOTAL_CHARS, _LEAST_TOTAL_CHARS = 2 << 20, 8 << 10
+"""Limits of the errors and last lines of all workers together: one record holds them, and JSON needs up to 12 bytes per
 character."""
+
+_MAX_JOB_CHARS = 8 << 20
+"""Of all nodes together: one launcher has the records of all."""
 
 _SHORT_MESSAGE_CHARS = 200
 
@@ -51,24 +54,27 @@ _MAX_FILE_BYTES = 4 << 20
 # Limits of one record.
 
 
-def shorten(exits: Sequence[WorkerExit]) -> tuple[WorkerExit, ...]:
-    """``exits`` in their order, with up to ``_MAX_TOTAL_CHARS`` of errors and last lines, likely causes first."""
-    remaining_chars = _MAX_TOTAL_CHARS
+def shorten(exits: Sequence[WorkerExit], nnodes: int) -> tuple[WorkerExit, ...]:
+    """``exits`` in their order, with as much of errors and last lines as one of ``nnodes`` may send, causes first."""
+    remaining_chars = max(_LEAST_TOTAL_CHARS, min(_MAX_TOTAL_CHARS, _MAX_JOB_CHARS // nnodes))
     kept: dict[int, WorkerExit] = {}
     for exit_ in (*first_failure.failures(exits), *exits):
         if exit_.rank not in kept:
-            error = exit_.error
-            chars = (
-                len(exit_.stacks)
-                + sum(map(len, exit_.tail))
-                + (len(error.message) + len(error.traceback) if error else 0)
-            )
-            if chars > remaining_chars:
-                short = error and replace(error, message=error.message[:_SHORT_MESSAGE_CHARS], traceback="")
-                exit_ = replace(exit_, error=short, tail=(), stacks="")
-            remaining_chars -= min(chars, remaining_chars)
+            if _chars(exit_) > remaining_chars:
+                exit_ = replace(exit_, tail=exit_.tail[-_SHORT_TAIL_LINES:], stacks="")
+            if _chars(exit_) > remaining_chars:
+                error = exit_.error
+                line = first_failure.raising_frame(error.traceback) if error else ""
+                short = error and replace(error, message=error.message[:_SHORT_MESSAGE_CHARS], traceback=line)
+                exit_ = replace(exit_, error=short, tail=())
+            remaining_chars -= min(_chars(exit_), remaining_chars)
             kept[exit_.rank] = exit_
     return tuple(kept[exit_.rank] for exit_ in exits)
+
+
+def _chars(exit_: WorkerExit) -> int:
+    error = len(exit_.error.message) + len(exit_.error.traceback) if exit_.error else 0
+    return len(exit_.stacks) + sum(map(len, exit_.tail)) + error
 
 
 def main_log(folder: Path | None, tails: Mapping[StreamName, bytes]) -> str | None:
