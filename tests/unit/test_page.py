@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import stat
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,17 @@ def test_after_the_loss_of_a_node_the_ranks_that_missed_it_are_not_the_cause(tmp
     (tmp_path / "report.json").write_text(json.dumps(report))
     page = Parsed(render.page(tmp_path, NOW))
     assert "failed exit code 1 gpu3 has not answered for 5 s traceback" in page.words
+
+
+def test_the_story_of_thousands_of_failed_ranks_is_told_in_time(tmp_path: Path):
+    """CPU time, which a busy machine does not change: below a second, and 20 s if each looks at all others."""
+    report = json.loads((run_folders.with_logs(tmp_path) / "report.json").read_text())
+    attempt = report["attempts"][1]
+    attempt["exits"] = [{**attempt["exits"][4], "rank": rank} for rank in range(3000)]
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    files, before_s = reading.read(tmp_path), time.thread_time()
+    story(files, NOW)
+    assert time.thread_time() - before_s < 5
 
 
 def test_a_rank_that_has_lost_a_peer_is_not_drawn_as_one_that_has_failed(tmp_path: Path):

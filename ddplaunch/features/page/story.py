@@ -202,11 +202,12 @@ def _quiet(events: Sequence[Json], end_s: float) -> list[Span]:
 
 def _victims(files: RunFiles) -> set[tuple[int, int]]:
     """Attempt and rank of the workers that have failed for lack of a peer."""
+    firsts = [attempt.cause or first_failure.first_failure(attempt.exits) for attempt in files.attempts]
     return {
         (attempt.attempt, each.rank)
-        for attempt in files.attempts
+        for attempt, first in zip(files.attempts, firsts, strict=True)
         for each in first_failure.failures(attempt.exits)
-        if is_victim(each, attempt.cause or first_failure.first_failure(attempt.exits))
+        if is_victim(each, first)
     }
 
 
