@@ -1,7 +1,11 @@
-"""CPU time and memory of launcher and coordinator for up to 4,000 nodes: real loops and records, simulated nodes.
+"""What the launcher's process uses for up to 10,000 nodes of 8 ranks: the real ``Run``, simulated agents over TCP.
 
-The nodes answer at once. Their records are encoded before the measurement; records for them are encoded and counted.
-Each size runs in a separate process, because peak memory is measured. CPU time is independent of other load.
+Of each phase of a job: CPU seconds, memory, threads, descriptors, the longest time between two pings of a node, which
+are to come every second, and for how long the main thread looked for neither events nor signals. Below each phase the
+exponent of the growth from the second smallest size to the largest: 1 is in proportion to the number of nodes.
+
+The agents are in another process (``agents.py``), and their CPU time does not count. One thread reads, one
+decodes, and one writes, for all of them. ``BENCH_NODES`` chooses other sizes. Each size runs in a separate process.
 """
 
 from __future__ import annotations
@@ -9,339 +13,333 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import multiprocessing
 import os
 import platform
+import queue
 import resource
+import selectors
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+import traceback
+from collections import deque
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from agents import WORKERS, Agents, Launcher, host_name
 from common import size
+from page import made
 
-from ddplaunch import features
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
-from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.features.remote import remote_start
-from ddplaunch.launcher import run, setup
-from ddplaunch.launcher.display.console import Console
-from ddplaunch.mailbox import Mailbox
+from ddplaunch.launcher import launch, run, setup
+from ddplaunch.mailbox import K, Mailbox
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import (
-    FROM_AGENT,
-    AgentEnded,
-    AgentReady,
-    AttemptEnded,
-    AttemptStarted,
-    EndpointOpen,
-    JoinRendezvous,
-    Ping,
-    Pong,
+from ddplaunch.protocol.launcher_agent import Ping, Pong
+from ddplaunch.system import signals
+from ddplaunch.transport.handle import (
+    _LARGE_BYTES,
+    AgentConnected,
+    AgentHandle,
+    ChannelClosed,
+    FromNode,
+    _late_types,
+    post_as,
 )
-from ddplaunch.protocol.rendezvous import (
-    ListenForWorkersStore,
-    NodeJoined,
-    NodeLeft,
-    NodeStops,
-    WorkersEnded,
-    WorkersStoreListens,
-)
-from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
-from ddplaunch.protocol.specs import AgentSpec
-from ddplaunch.rounds.coordinator import Coordinator, Outgoing
-from ddplaunch.rounds.verdict import Restarts
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
+    from multiprocessing.sharedctypes import Synchronized
 
-SIZES = size("BENCH_NODES", (64, 256, 1024, 4000), (2, 8))
-WORKERS = 8
-BEATS = size("BENCH_BEATS", 3, 1)
-QUIET_REPORTS = 3
-"""Times that every node reports that its workers are quiet."""
+    from ddplaunch.protocol.launcher_agent import Output
 
-FAILING_NODE = 1
-
-_TAIL = tuple(f"epoch 3, step {number}: loss 0.123456, 1,234 samples/s, 12.3 GB in use" for number in range(200))
-_ERROR = WorkerError("ValueError: injected", "Traceback\n" + 20 * "  File 'train.py', line 1, in main\n", 0.0)
+SIZES = size("BENCH_NODES", (64, 256, 1024, 4000, 10_000), (2, 8))
+JOBS = ("fails", "is stopped")
+SMALL_CPU_S, SMALL_MB = 0.01, 20.0
+"""Figures below these are not compared: the exponent would be one of the clock or of the interpreter."""
 
 
-def worker_exit(node: int, local_rank: int, error: WorkerError | None = None) -> WorkerExit:
-    """The exit of a worker after local rank 2 of ``FAILING_NODE`` raised an exception, or all of them ``error``."""
-    rank, host = node * WORKERS + local_rank, host_name(node)
-    plain = WorkerExit(rank, local_rank, host, 1000, -15, True, time.time(), 60.0, log_file=f"/logs/{host}/{rank}")
-    is_first = node == FAILING_NODE and local_rank == 2
-    if not error and not is_first:
-        return plain
-    return replace(plain, returncode=1, stopped=False, error=error or _ERROR, tail=_TAIL)
-
-
-def host_name(node: int) -> str:
-    return f"gpu{node + 1:04}"
-
-
-# The launcher.
-
-
-class Agents:
-    """The records of the agents of all nodes, already encoded."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.ready = wire.encode(AgentReady(WORKERS))
-        self.pong = wire.encode(Pong())
-        self.ended = wire.encode(AgentEnded())
-        ranks, pids = count * WORKERS, tuple(range(WORKERS))
-        self.started = [wire.encode(AttemptStarted(0, ranks, pids, n, count, n * WORKERS)) for n in range(count)]
-        cause = worker_exit(FAILING_NODE, 2)
-        self.results = [wire.encode(AttemptEnded(self._result(n, cause if n == 0 else None))) for n in range(count)]
-
-    def _result(self, node: int, cause: WorkerExit | None) -> AttemptResult:
-        exits = tuple(worker_exit(node, local_rank) for local_rank in range(WORKERS))
-        return AttemptResult(0, "failed" if node == FAILING_NODE else "stopped", exits, 60.0, cause=cause)
-
-
-class Nodes:
-    """The transport of simulated nodes."""
+class Channels:
+    """The transport to the simulated agents, and the two threads that serve all of them."""
 
     is_remote = True
 
-    def __init__(self, hosts: tuple[str, ...], agents: Agents, post: Callable[[object], None]) -> None:
-        self.node_names, self.agents, self._post = hosts, agents, post
-        self.sent_bytes = self.pings = 0
-        self._joining = 0
+    def __init__(self, count: int, listener: socket.socket, handled: Synchronized[int]) -> None:
+        self.node_names = tuple(map(host_name, range(count)))
+        self.handles: list[Handle] = []
+        self.outgoing: queue.SimpleQueue[tuple[Handle, object]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[Handle] = queue.SimpleQueue()
+        self._listener, self._handled = listener, handled
+        self._selector = selectors.EpollSelector()
+
+    def begin(self, post: Callable[[object], None], output: Callable[[Output, bytes], None]) -> None:
+        self._post, self._output = post, output
+        for target in (self._write, self._read, self._decode):
+            threading.Thread(target=_or_exit, args=(target,), daemon=True).start()
 
     def start(self, index: int) -> Handle:
-        facts = {"pid": 1, "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}
-        line = remote_start.FACTS_PREFIX + json.dumps(facts).encode()
-        self.post(index, AgentConnected(remote_start.read_facts(line)))
-        return Handle(index, self)
+        channel, _ = self._listener.accept()
+        handle = Handle(index, channel, self, self._post, self._show)
+        self.handles.append(handle)
+        self._selector.register(channel, selectors.EVENT_READ, handle)
+        return handle
+
+    def _show(self, header: Output, data: bytes) -> None:
+        self._output(header, data)
+        self._handled.value += 1
 
     def close(self) -> None: ...
 
-    def post(self, index: int, event: object) -> None:
-        if isinstance(event, bytes):
-            event = wire.decode(event, FROM_AGENT, partial(features.records, "FROM_AGENT"))
-        self._post(FromNode(index, event))
+    def _write(self) -> None:
+        while True:
+            handle, record = self.outgoing.get()
+            with contextlib.suppress(OSError):
+                handle.write(record)
 
-    def post_each(self, event: bytes) -> None:
-        for index in range(self.agents.count):
-            self.post(index, event)
+    def _read(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if not key.data.read():
+                    self._selector.unregister(key.fileobj)
+                self._arrived.put(key.data)
 
-    def receive(self, index: int, record: object) -> None:
-        """Answer a record as the agent of node ``index`` would."""
-        self.sent_bytes += len(wire.encode(record))
-        match record:
-            case AgentSpec():
-                self.post(index, self.agents.ready)
-            case Ping():
-                self.pings += 1
-                self.post(index, self.agents.pong)
-            case JoinRendezvous(rendezvous=settings):
-                if settings.is_server:
-                    self.post(index, wire.encode(EndpointOpen(settings.token, ("10.0.0.1",), 4321)))
-                self._joining += 1
-                if self._joining == self.agents.count:  # The round forms.
-                    for node, line in enumerate(self.agents.started):
-                        self.post(node, line)
+    def _decode(self) -> None:
+        while True:
+            self._arrived.get().deliver()
 
 
-class Handle:
-    """The handle of a simulated agent."""
+def _or_exit(work: Callable[[], None]) -> None:
+    """Nobody waits for these threads: an error must end the benchmark."""
+    try:
+        work()
+    finally:
+        traceback.print_exc()
+        os._exit(1)
 
-    def __init__(self, index: int, nodes: Nodes) -> None:
-        self._index, self._nodes = index, nodes
-        self.inherited_fds: dict[str, int] = {}
-        self.heard_at = 0.0
+
+class Handle(AgentHandle):
+    """The handle of a simulated agent; keeps when its pings were sent."""
+
+    def __init__(
+        self,
+        index: int,
+        channel: socket.socket,
+        channels: Channels,
+        post: Callable[[object], None],
+        output: Callable[[Output, bytes], None],
+    ) -> None:
+        super().__init__(f"on {host_name(index)}", post_as(FromNode, index, post), output)
+        self._channel, self._channels, self.pinged_at = channel, channels, list[float]()
+        self._unread, self._rest = deque[bytes](), bytearray()
+        facts = {"pid": 1, "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}
+        self._post(AgentConnected(remote_start.read_facts(remote_start.FACTS_PREFIX + json.dumps(facts).encode())))
 
     def send(self, record: object) -> None:
-        self._nodes.receive(self._index, record)
+        self._channels.outgoing.put((self, record))
+
+    def write(self, record: object) -> None:
+        if record is None:
+            self._channel.shutdown(socket.SHUT_WR)
+            return
+        self._channel.sendall(wire.encode(record))
+        if isinstance(record, Ping):
+            self.pinged_at.append(time.monotonic())
+
+    def read(self) -> bool:
+        """Take what has arrived, which is an answer. Returns whether more may come."""
+        data = self._channel.recv(1 << 18)
+        self._unread.append(data)
+        self.heard_at = math.inf if len(data) > _LARGE_BYTES else time.monotonic()
+        return bool(data)
+
+    def deliver(self) -> None:
+        """Deliver the records of which all has arrived."""
+        while self._unread:
+            data = self._unread.popleft()
+            if not data:
+                self._post(ChannelClosed())
+            self._rest += data
+            if b"\n" in data:
+                while (end := self._rest.find(b"\n") + 1) and self._deliver_one(end):
+                    pass
+
+    def _deliver_one(self, end: int) -> bool:
+        """Deliver the record whose line is the first ``end`` bytes, if all of it has come."""
+        with self._decoding(end):
+            record = wire.decode(bytes(self._rest[:end]), self.accepted, _late_types)
+        whole = end + (record.nbytes if isinstance(record, wire.Chunk) else 0)
+        if len(self._rest) < whole:
+            return False
+        self._deliver(record, bytes(self._rest[end:whole]))
+        del self._rest[:whole]
+        return True
 
     def wake(self) -> None: ...
 
     def kill(self) -> None: ...
 
-    def end_input(self) -> None: ...
+    def end_input(self) -> None:
+        self.send(None)
 
     def close(self, timeout_s: float = 5.0) -> int:
+        self._channel.close()
         return 0
 
 
-class ScriptedMailbox(Mailbox[object]):
-    """The launcher's mailbox. When it is empty, the launcher is idle, and the next phase of the run begins."""
+class WatchedMailbox(Mailbox[object]):
+    """Counts the records that have been handled, and keeps when the main thread looked for events or signals."""
 
-    def __init__(self, agents: Agents) -> None:
+    def __init__(self, handled: Synchronized[int]) -> None:
         super().__init__()
-        self.nodes: Nodes | None = None
-        self._agents = agents
-        self._phases = self._run_phases()
-        self.cpu_s: dict[str, float] = {}
-        self.before_s = time.process_time()
+        self.busy: list[tuple[float, float]] = []
+        self._left_at = time.monotonic()
+        self._handled, self._is_handling = handled, False
 
     def get(self, deadline: float = math.inf) -> object:
-        if self.is_empty and deadline:  # 0: the launcher only looks, while it starts nodes.
-            next(self._phases, None)
-        return super().get(deadline)
+        self._look()
+        self._handled.value += self._is_handling
+        event = super().get(deadline)
+        is_record = isinstance(event, FromNode) and not isinstance(event.event, Pong | AgentConnected | ChannelClosed)
+        self._is_handling = is_record and deadline > 0  # 0: the launcher only looks, while it starts nodes.
+        self._left_at = time.monotonic()
+        return event
 
-    def end_phase(self, name: str) -> None:
-        now = time.process_time()
-        self.cpu_s[name], self.before_s = now - self.before_s, now
+    def take(self, kind: type[K]) -> list[K]:
+        self._look()
+        return super().take(kind)
 
-    def _beats(self) -> Iterator[None]:
-        """Until the launcher has pinged all nodes ``BEATS`` times."""
-        assert self.nodes
-        wanted = self.nodes.pings + BEATS * self._agents.count
-        while self.nodes.pings < wanted:
-            yield
-
-    def _run_phases(self) -> Iterator[None]:
-        assert self.nodes
-        self.end_phase("start")
-        yield from self._beats()
-        self.end_phase("beats")
-        for number in range(QUIET_REPORTS):
-            self.nodes.post_each(wire.encode(WorkerActivity(0, 30.0 * number, 30.0 * number)))
-            yield
-        self.end_phase("reports")
-        yield from self._beats()
-        self.end_phase("quiet beats")
-        for index, line in enumerate(self._agents.results):
-            self.nodes.post(index, line)
-        yield
-        for index in range(self._agents.count):
-            self.nodes.post(index, self._agents.ended)
-            self.nodes.post(index, ChannelClosed())
+    def _look(self) -> None:
+        now = time.monotonic()
+        self.busy.append((self._left_at, now))
+        self._left_at = now
 
 
-@dataclass(frozen=True)
-class LauncherCost:
-    """CPU seconds of a run of ``nodes``, and additional peak memory.
+@contextlib.contextmanager
+def job(count: int, name: str, folder: Path, handled: Synchronized[int], phases: list[Any]) -> Iterator[socket.socket]:
+    """The socket to which ``count`` agents connect; they have ended, and ``phases`` is filled, after the block."""
+    context = multiprocessing.get_context("fork")
+    (results, told), launcher = context.Pipe(duplex=False), Launcher(os.getpid(), handled)
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
 
-    Its start; a second of pings before and after all nodes have reported that they are quiet; one such report of each
-    node; its end.
-    """
+        def serve() -> None:
+            port = listener.getsockname()[1]
+            listener.close()
+            agents = Agents(count, port, folder, launcher)
+            agents.run(is_stopped=name == "is stopped")
+            told.send([asdict(phase) for phase in agents.phases])
 
-    nodes: int
-    start_s: float
-    beat_s: float
-    report_s: float
-    quiet_beat_s: float
-    end_s: float
-    memory_mb: float
-    sent_mb: float
-
-
-def launcher_cost(count: int) -> LauncherCost:
-    """Start ``count`` nodes, let the job run and be quiet for some seconds, and fail one worker."""
-    agents, before_mb = Agents(count), peak_mb()
-    mailbox, hosts = ScriptedMailbox(agents), tuple(Host(host_name(n)) for n in range(count))
-    mailbox.nodes = Nodes(tuple(map(str, hosts)), agents, mailbox.post)
-    setup.transport_for = lambda *_: mailbox.nodes  # type: ignore[assignment, return-value]
-    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as null:
-        folder = Path(name)
-        workers, output = WorkerConfig(nproc_per_node=WORKERS), OutputConfig(log_dir=name, page=False)
-        config = LaunchConfig(
-            script="train.py", hosts=hosts, min_nodes=count, max_nodes=count, workers=workers, output=output
-        )
-        console = Console(setup.console_style(config, folder, null.fileno()), null.fileno(), null.fileno())
-        mailbox.before_s = time.process_time()
-        result = run.Run(config, "scale", "scale", None, mailbox, folder, console).run()
-        mailbox.end_phase("end")
-        console.close()
-    assert (result.exit_code, len(result.attempts[0].exits)) == (1, WORKERS * count), result.outcome
-    cpu_s = mailbox.cpu_s
-    each = cpu_s["beats"] / BEATS, cpu_s["reports"] / QUIET_REPORTS, cpu_s["quiet beats"] / BEATS
-    memory_mb, sent_mb = peak_mb() - before_mb, mailbox.nodes.sent_bytes / 1e6
-    return LauncherCost(count, cpu_s["start"], *each, cpu_s["end"], memory_mb, sent_mb)
+        process = context.Process(target=serve)
+        process.start()
+        told.close()
+        try:
+            yield listener
+            handled.value = -1  # The end.
+            phases += results.recv()
+        finally:
+            process.terminate()
+            process.join()
 
 
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def measure(count: int, name: str) -> list[dict[str, Any]]:
+    """The phases of a job of ``count`` nodes."""
+    handled, phases = multiprocessing.get_context("fork").Value("q", 0, lock=False), list[Any]()
+    with tempfile.TemporaryDirectory() as base, open(os.devnull, "w") as null:
+        folder = Path(base)
+        with job(count, name, folder, handled, phases) as listener:  # type: ignore[arg-type]
+            mailbox = WatchedMailbox(handled)  # type: ignore[arg-type]
+            channels = Channels(count, listener, handled)  # type: ignore[arg-type]
+
+            def transport_for(_config: object, _tag: str, output: Any, post: Any, *_: object) -> Channels:
+                channels.begin(post, output)
+                return channels
+
+            setup.transport_for = transport_for  # type: ignore[assignment]
+            hosts = tuple(map(Host, channels.node_names))
+            workers, output = WorkerConfig(nproc_per_node=WORKERS), OutputConfig(log_dir=base, page=False)
+            config = LaunchConfig(
+                script="train.py", hosts=hosts, min_nodes=count, max_nodes=count, workers=workers, output=output,
+                max_restarts=1,
+            )  # fmt: skip
+            with (
+                launch.without_full_collections(),
+                signals.post_signals(config.signals, mailbox.post, ends_process=True),
+                contextlib.closing(setup.open_console(config, folder, null.fileno())) as console,
+            ):
+                result = run.Run(config, "scale", "scale", None, mailbox, folder, console).run()
+        assert len(result.attempts) == (2 if name == "fails" else 1), result.outcome
+        with_pings(phases, channels.handles, mailbox.busy)
+        if name == "fails":
+            cpu_s = memory_mb = math.inf
+            with contextlib.suppress(subprocess.CalledProcessError):  # The process ends itself after a minute.
+                _, cpu_s, memory_mb = made(folder)
+            phases.append({"name": "run.html, by a process of its own", "cpu_s": cpu_s, "peak_mb": memory_mb})
+    return phases
 
 
-# The coordinator.
-
-
-@dataclass(frozen=True)
-class CoordinatorCost:
-    """CPU seconds of one round, and the records sent through the store."""
-
-    nodes: int
-    join_s: float
-    round_s: float
-    sent_records: int
-    sent_mb: float
-
-
-def coordinator_cost(count: int) -> CoordinatorCost:
-    """All nodes join, one worker fails, all nodes leave."""
-    coordinator = Coordinator(0, count, count, Restarts(0), tuple(range(count)))
-    sent: list[int] = []
-
-    def receive(message: object) -> Sequence[Outgoing]:
-        messages = coordinator.receive(message)
-        sent.extend(len(wire.encode(each.record)) for each in messages)
-        return messages
-
-    started_s = time.process_time()
-    joined = [each for node in range(count) for each in receive(NodeJoined(node, host_name(node), WORKERS, "10.0.0.1"))]
-    joined_s = time.process_time()
-    assert isinstance(joined[-1].record, ListenForWorkersStore)
-    receive(WorkersStoreListens(0, 0, "10.0.0.1", 1234))
-    receive(NodeStops(FAILING_NODE, 0))
-    for node in range(count):
-        cause = worker_exit(node, 2) if node == FAILING_NODE else None
-        receive(WorkersEnded(0, "failed" if cause else "stopped", cause=cause, node_index=node))
-    for node in range(1, count):
-        receive(NodeLeft(node))
-    round_s = time.process_time() - joined_s
-    return CoordinatorCost(count, joined_s - started_s, round_s, len(sent), sum(sent) / 1e6)
+def with_pings(phases: list[dict[str, Any]], handles: list[Handle], busy: list[tuple[float, float]]) -> None:
+    """Add the longest times of each phase without a ping, and for which the main thread was busy."""
+    ends = [*(phase["began_at"] for phase in phases[1:]), time.monotonic()]
+    gaps = [gap for handle in handles for gap in zip(handle.pinged_at, handle.pinged_at[1:], strict=False)]
+    for phase, end in zip(phases, ends, strict=True):
+        for name, times in (("gap_s", gaps), ("busy_s", busy)):
+            within = (until - since for since, until in times if until > phase["began_at"] and since < end)
+            phase[name] = max(within, default=0.0)
 
 
 # The result table.
 
 
-MEASURES = {"launcher": launcher_cost, "coordinator": coordinator_cost}
-
-
-def measured(what: str, count: int) -> dict[str, float]:
-    """The cost of a run of ``count`` nodes, measured in a separate process."""
-    command = (sys.executable, __file__, what, str(count))
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+def measured(count: int, name: str) -> list[dict[str, Any]]:
+    """As ``measure``, in a separate process."""
+    done = subprocess.run((sys.executable, __file__, str(count), name), stdin=subprocess.DEVNULL, capture_output=True)
     if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+        sys.exit(f"{count} nodes, {name}: {done.returncode}\n{done.stderr.decode()[-3000:]}")
+    phases: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return phases
 
 
-def print_growth(what: str, rows: list[dict[str, float]]) -> None:
-    """Print a table; its last line is the cost per node of the largest size, relative to the size before."""
-    names = list(rows[0])
-    print(f"\n{what}\n\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
-    for row in rows:
-        print(
-            f"| {' | '.join(f'{value:.3g}' if isinstance(value, float) else f'{value:,}' for value in row.values())} |"
-        )
-    small, large = rows[-2], rows[-1]
-    factor = large["nodes"] / small["nodes"]
-    shown = [f"{large[name] / max(small[name], 1e-3) / factor:.2f}x" for name in names[1:]]
-    print(f"| per node, {large['nodes']:,} / {small['nodes']:,} | {' | '.join(shown)} |")
+def exponent(values: list[tuple[int, float]], least: float) -> str:
+    """Of the growth between the first and the last size with a value of at least ``least``."""
+    large = [(count, value) for count, value in values if value >= least]
+    if len(large) < 2:
+        return "-"
+    (few, small), (many, big) = large[0], large[-1]
+    return f"{math.log(big / small) / math.log(many / few):.2f}"
+
+
+def print_row(name: str, phases: dict[int, dict[str, Any]]) -> None:
+    for count, phase in phases.items():
+        figures = [f"{phase['cpu_s']:.3f} s", f"{phase['peak_mb']:.0f} MB"]
+        figures += [f"{phase[key]:,}" if key in phase else "" for key in ("threads", "descriptors")]
+        figures += [f"{phase[key]:.2f} s" if key in phase else "" for key in ("wall_s", "gap_s", "busy_s")]
+        print(f"| {name} | {count:,} | {' | '.join(figures)} |")
+    grown = [exponent([(count, phase[key]) for count, phase in phases.items()], least)
+             for key, least in (("cpu_s", SMALL_CPU_S), ("peak_mb", SMALL_MB))]  # fmt: skip
+    print(f"| | exponent | {' | '.join(grown)} | | | | | |", flush=True)
 
 
 def main() -> None:
     if len(sys.argv) == 3:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         with contextlib.redirect_stdout(sys.stderr):
-            cost = MEASURES[sys.argv[1]](int(sys.argv[2]))
-        print(json.dumps(asdict(cost)))
+            phases = measure(int(sys.argv[1]), sys.argv[2])
+        print(json.dumps(phases))
         return
-    print(f"{os.cpu_count()} cores, {platform.machine()}, {time.strftime('%Y-%m-%d')}; {WORKERS} workers a node")
-    for what in MEASURES:
-        print_growth(what, [measured(what, count) for count in SIZES])
+    print(f"{os.cpu_count()} cores, {platform.machine()}, {time.strftime('%Y-%m-%d')}; {WORKERS} workers a node\n")
+    heads = ("phase", "nodes", "CPU", "memory at most", "threads", "descriptors", "took", "no ping for", "busy for")
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for name in JOBS:
+        by_size = {count: measured(count, name) for count in SIZES}
+        for number, phase in enumerate(by_size[SIZES[0]]):
+            if name == JOBS[0] or phase["name"].startswith("Ctrl-C"):
+                print_row(phase["name"], {count: phases[number] for count, phases in by_size.items()})
 
 
 if __name__ == "__main__":
