@@ -343,6 +343,20 @@ def test_after_the_loss_of_a_node_the_ranks_that_missed_it_are_not_the_cause(tmp
     assert "failed exit code 1 gpu3 has not answered for 5 s traceback" in page.words
 
 
+def test_of_many_nodes_one_sample_of_each_step_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(usage, "MAX_WHOLE", 2)
+    folder = run_folders.write(tmp_path, nodes=3, lines=40)
+    files = reading.read(folder)
+    found = usage.of_run(files.usage, story(files, NOW).whole, 10)
+    assert not found.damaged
+    assert len(found.hosts) == 4
+    counts = []
+    monkeypatch.setattr(usage._Sums, "add", lambda *_, **__: counts.append(1))
+    usage.of_run(files.usage, story(files, NOW).whole, 10)
+    assert 0 < len(counts) <= len(files.usage) * 11 * len(usage._DRAWN)
+    assert "one sample of each" in Parsed(render.page(folder, NOW)).words
+
+
 def test_the_story_of_thousands_of_failed_ranks_is_told_in_time(tmp_path: Path):
     """CPU time, which a busy machine does not change: below a second, and 20 s if each looks at all others."""
     report = json.loads((run_folders.with_logs(tmp_path) / "report.json").read_text())

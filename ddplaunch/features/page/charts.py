@@ -44,7 +44,7 @@ def chart(curve: Curve, *, has_nodes: bool) -> dict[str, Any]:
     known = [point for point in curve.all if point]
     largest = max(point.high for point in known)
     top, unit = curve.quantity.top or nice(largest), curve.quantity.chart_unit
-    bands = curve.nodes if len(curve.nodes) <= MAX_BANDS else {"all nodes": curve.all}
+    bands = curve.nodes if 0 < len(curve.nodes) <= MAX_BANDS else {"all nodes": curve.all}
     least, middle = min(point.low for point in known), sorted(point.mid for point in known)[len(known) // 2]
     return {
         "title": curve.quantity.title,

@@ -29,11 +29,10 @@ from ddplaunch.text import duration, local_time, plural
 
 MAX_BYTES = 1 << 20
 _TEMPLATES = Path(__file__).parent / "templates"
-_STEPS = ((4, 240), (32, 160), (1 << 30, 120))
+_STEPS = ((4, 240), (32, 160), (usage.MAX_WHOLE, 120), (2048, 60), (1 << 30, 30))
 """Steps of time of the curves, for up to so many nodes."""
 
 _DATE = "%Y-%m-%d %H:%M:%S"
-_MAX_NODES_WITH_DATA = 128
 _SAMPLED_S = 15.0
 """A node whose workers run for so long has usage samples, also over SSH."""
 
@@ -68,8 +67,10 @@ def page(folder: Path, now_s: float | None = None) -> str:
         files.missing.append(f"samples: {plural(used.damaged, 'line')} cannot be read.")
     if without := _without_samples(told, used):
         (files.missing if used.hosts else files.notes).append(without)
+    if len(files.usage) > usage.MAX_WHOLE and used.hosts:
+        files.notes.append(f"Of so many nodes, one sample of each {duration(told.whole.length / steps)} is shown.")
     for has_nodes, share in ((True, 1.0), (True, 0.2), (False, 0.2), (False, 0.03)):
-        has_nodes = has_nodes and len(files.usage) <= _MAX_NODES_WITH_DATA
+        has_nodes = has_nodes and len(files.usage) <= usage.MAX_NODES_WITH_DATA
         drawn = [charts.chart(curve, has_nodes=has_nodes) for curve in used.curves]
         has_bands = any(len(chart["series"]) > 1 for chart in drawn)
         if used.lowered:

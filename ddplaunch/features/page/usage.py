@@ -6,6 +6,7 @@ A curve has the smallest, middle and largest value of each node over time. One f
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import field
 from pathlib import Path
@@ -20,7 +21,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import median
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ddplaunch.features.page.story import Span
 
@@ -34,9 +35,17 @@ _MAX_COLUMNS = 4096
 _MANY, _EACH = 50, 7
 """Of many samples, each 7th counts for the mean of a column: the page must be made within seconds."""
 
+MAX_NODES_WITH_DATA = 128
+MAX_WHOLE = 512
+"""Of more nodes, one sample of each step is read: their files have gigabytes."""
+
 _HUGE = 1e18
 _DRAWN = [each for each in QUANTITIES if each.title]
 _PARTS = {part: [each for each in _DRAWN if each.part == part] for part in ("n", "w", "g")}
+
+
+_TIME = re.compile(rb'{"t":([0-9]{1,12}(?:\.[0-9]{1,9})?),')
+"""The begin of a sample's line."""
 
 
 class Point(NamedTuple):
@@ -68,7 +77,7 @@ class Curve:
     """A quantity of the whole run.
 
     Attributes:
-        nodes: a band for each node with a sample.
+        nodes: a band for each node with a sample; empty for more than ``MAX_NODES_WITH_DATA`` nodes.
         low_of: whose the smallest value of each step is, and ``high_of`` the largest; empty where there is no sample.
     """
 
@@ -193,7 +202,7 @@ class _Node:
 
 def of_run(files: Sequence[Path], whole: Span, steps: int) -> Usage:
     """The curves that have samples, over ``steps`` equal steps of the run, and the GPUs with lowered clocks."""
-    nodes = [_node(file, whole, steps) for file in files]
+    nodes = [_node(file, whole, steps, reads_all=len(files) <= MAX_WHOLE) for file in files]
     _tell_apart(nodes)
     titles = {title for node in nodes for title in node.sums}
     drawn = [_curve(quantity, nodes, steps) for quantity in _DRAWN if quantity.title in titles]
@@ -215,9 +224,23 @@ def _tell_apart(nodes: Sequence[_Node]) -> None:
             node.host = name if is_only else f"{node.host} ({name} {node.file.stem})"
 
 
-def _node(file: Path, whole: Span, steps: int) -> _Node:
+def _one_of_each_step(whole: Span, steps: int) -> Callable[[bytes], bool]:
+    """Returns a function: is this line the first sample of its step, or no sample? Lines are not decoded for it."""
+    begun: set[int] = set()
+
+    def is_wanted(text: bytes) -> bool:
+        found = _TIME.match(text)
+        step = int((float(found[1]) - whole.start) * steps / max(whole.length, 1e-3)) if found else -1
+        is_new = step not in begun or not found
+        begun.add(step)
+        return is_new
+
+    return is_wanted
+
+
+def _node(file: Path, whole: Span, steps: int, *, reads_all: bool = True) -> _Node:
     node, samples = _Node(file, file.stem), 0
-    for body in run_json.lines(file):
+    for body in run_json.lines(file, is_wanted=None if reads_all else _one_of_each_step(whole, steps)):
         if body is None:
             node.damaged += 1
         elif "ranks" in body:
@@ -228,7 +251,7 @@ def _node(file: Path, whole: Span, steps: int) -> _Node:
             node.gpus = [integer(gpu, "index") or 0 for gpu in dicts(body, "gpus")][:_MAX_COLUMNS]
         elif within := _steps(body, whole, steps):
             samples += 1
-            is_counted = samples < _MANY or samples % _EACH == 0
+            is_counted = samples % _EACH == 0 or (samples < _MANY if reads_all else samples == 1)
             for quantity, values in _values(body):
                 sums = node.sums.get(quantity.title) or node.sums.setdefault(quantity.title, _Sums(steps))
                 sums.add(within[0], values, within[1], is_counted=is_counted)
@@ -260,18 +283,19 @@ def _values(body: Json) -> Iterator[tuple[Quantity, list[Any]]]:
 
 
 def _curve(quantity: Quantity, nodes: list[_Node], steps: int) -> Curve:
-    used = [node for node in nodes if quantity.title in node.sums]
-    bands = [node.sums[quantity.title].band(quantity.scale) for node in used]
-    by_name = {node.host: band for node, band in zip(used, bands, strict=True)}
+    used = [(node.sums[quantity.title], node) for node in nodes if quantity.title in node.sums]
+    has_bands = len(nodes) <= MAX_NODES_WITH_DATA
+    by_name = {node.host: sums.band(quantity.scale) for sums, node in used} if has_bands else {}
     curve = Curve(quantity, [None] * steps, by_name, _outliers(quantity, nodes), [""] * steps, [""] * steps)
     for step in range(steps):
-        known = [(point, node) for node, band in zip(used, bands, strict=True) if (point := band[step])]
+        known = [(sums, node) for sums, node in used if sums.weight[step] > 0]
         if known:
-            low, of_low = min(known, key=lambda each: each[0].low)
-            high, of_high = max(known, key=lambda each: each[0].high)
-            curve.all[step] = Point(low.low, median(point.mid for point, _ in known), high.high)
-            curve.low_of[step] = of_low.name(quantity, of_low.sums[quantity.title].low_of[step])
-            curve.high_of[step] = of_high.name(quantity, of_high.sums[quantity.title].high_of[step])
+            low, of_low = min(known, key=lambda each: each[0].low[step])
+            high, of_high = max(known, key=lambda each: each[0].high[step])
+            middle = median(sums.mid[step] / sums.weight[step] for sums, _ in known)
+            curve.all[step] = Point(*(value * quantity.scale for value in (low.low[step], middle, high.high[step])))
+            curve.low_of[step] = of_low.name(quantity, low.low_of[step])
+            curve.high_of[step] = of_high.name(quantity, high.high_of[step])
     return curve
 
 

@@ -20,7 +20,7 @@ from ddplaunch.system.files import kept_files, run_folder
 from ddplaunch.system.files.run_folder import LOCK, REPORT, RUN, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ddplaunch.protocol.run_result import RunResult
 
@@ -123,11 +123,19 @@ def read(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def lines(path: Path, having: bytes = b"", max_bytes: int = _MAX_BYTES) -> Iterator[Json | None]:
-    """The object of each line with ``having`` in it, in the first ``max_bytes`` of a file; None for a damaged line."""
+def lines(
+    path: Path,
+    having: bytes = b"",
+    max_bytes: int = _MAX_BYTES,
+    is_wanted: Callable[[bytes], bool] | None = None,
+) -> Iterator[Json | None]:
+    """The object of each line with ``having`` in it, in the first ``max_bytes`` of a file; None for a damaged line.
+
+    ``is_wanted``: whether a line is to be decoded.
+    """
     with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path) as file:
         while file.tell() < max_bytes and (line := file.readline(_MAX_LINE_BYTES)):
-            if having in line and line.strip():
+            if having in line and line.strip() and (is_wanted is None or is_wanted(line)):
                 try:
                     body = _DECODER.decode(line.decode())
                 except (ValueError, RecursionError):
