@@ -148,9 +148,9 @@ class RendezvousConfig:
         port: TCP port of the rendezvous.
         other_ports: the serving node takes the first free port of ``port`` and these; the other nodes try them all.
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
-        participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
-        departing: participants that leave after an attempt, if another one follows; as ``participants``.
-        spares: number of hosts that can replace participants; as ``participants``.
+        assigned: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
+        departing: assigned nodes that leave after an attempt, if another one follows; as ``assigned``.
+        spares: number of hosts that can replace assigned nodes; as ``assigned``.
         attempt: number of the first round; above 0 where the launcher has begun another rendezvous.
         restarts_so_far: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
@@ -176,7 +176,7 @@ class RendezvousConfig:
     last_call_timeout_s: float
     silent_after_s: float
     search_timeout_s: float | None = None
-    participants: tuple[int, ...] = ()
+    assigned: tuple[int, ...] = ()
     departing: tuple[int, ...] = ()
     spares: int = 0
     attempt: int = 0

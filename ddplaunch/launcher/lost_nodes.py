@@ -7,8 +7,8 @@ Runs in the launcher, in the main thread. A host loses power, and workers run:
 ----------  --------------------------------------------------------  ------------------------------------------------
 its node    does not serve                serves the rendezvous       does not serve               serves
 ==========  ============================  ==========================  ===========================  ===================
-noticed by  the launcher: no ``Pong``     the same                    ``Server``: no heartbeat     each other member:
-                                                                                                   no store
+noticed by  the launcher: no ``Pong``     the same                    the serving member: no       each other member:
+                                                                      heartbeat                    no store
 after       5 s                           5 s                         5 s                          7 s
 next        once all participants have    the same, on another        at once if MAX nodes are     none
 attempt     joined, a spare included      rendezvous                  there; else 30 s after MIN
@@ -321,7 +321,7 @@ class LostNodes:
 
     def on_node_silent(self, server: Node, event: NodeSilent) -> None:
         """As ``on_needs_rendezvous``, for the silent node. Only the node that serves the rendezvous may say it."""
-        if self._participants.server == server.index and event.node_index in self._participants.indices:
+        if self._participants.server_index == server.index and event.node_index in self._participants.indices:
             silent = self._participants.nodes.all[event.node_index]
             self._on_rendezvous_lost(silent, event.token, f"it sent no heartbeat for {event.silent_s:g} s")
 

@@ -58,7 +58,7 @@ class Participants:
         nodes: all nodes of the run.
         indices: the nodes that take part, in the order of their ranks; a spare gets the position of the node that it
             replaces.
-        server: index of the node that serves the present rendezvous; None until the next one begins.
+        server_index: index of the node that serves the present rendezvous; None until the next one begins.
         departing: indices of nodes that leave after the present attempt, each with the reason.
     """
 
@@ -75,7 +75,7 @@ class Participants:
         self.nodes = nodes
         self.indices: list[int] = []
         self._rendezvous = rendezvous
-        self.server: int | None = None
+        self.server_index: int | None = None
         self.departing: Mapping[int, str] = {}
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
         self._attempts, self._show = attempts, show
@@ -276,12 +276,12 @@ class Participants:
 
     def _announce(self, settings: RendezvousConfig) -> None:
         """Make the first participant serve if no node does; once its endpoint is open, send it to the other nodes."""
-        if self.server is None:
-            self.server = self.indices[0]
+        if self.server_index is None:
+            self.server_index = self.indices[0]
             self._number, self._tries, self._endpoint = self._number + 1, self._tries + 1, None
             self._attempt, self._restarts_so_far = self._attempts.next_number, self._attempts.restarts_so_far
             self._informed.clear()
-        for index in self.indices if self._endpoint else (self.server,):
+        for index in self.indices if self._endpoint else (self.server_index,):
             if index not in self._informed:
                 self._informed.add(index)
                 self.nodes.send_to(index, self._join_record(settings, index))
@@ -291,10 +291,10 @@ class Participants:
             settings,
             token=self.token,
             node_index=index,
-            is_server=index == self.server,
+            is_server=index == self.server_index,
             # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
-            participants=tuple(self.indices) if index == self.server else (),
-            departing=tuple(self.departing) if index == self.server else (),
+            assigned=tuple(self.indices) if index == self.server_index else (),
+            departing=tuple(self.departing) if index == self.server_index else (),
             spares=self.spares,
             attempt=self._attempt,
             restarts_so_far=self._restarts_so_far,
@@ -310,7 +310,7 @@ class Participants:
         Raises:
             LaunchError: too few hosts can be used.
         """
-        if node.index == self.server and event.token == self.token:
+        if node.index == self.server_index and event.token == self.token:
             self._endpoint = event
             self.on_changed()
 
@@ -322,8 +322,8 @@ class Participants:
 
     def _forget_in_rendezvous(self, removed: Node) -> None:
         """``removed`` takes part no longer; if it served, there is no rendezvous until the next ``on_changed``."""
-        if self.server == removed.index:
-            self.server = None
+        if self.server_index == removed.index:
+            self.server_index = None
         self.departing = {index: why for index, why in self.departing.items() if index != removed.index}
         self._tell_coordinator()
 
@@ -338,21 +338,21 @@ class Participants:
 
     def _tell_coordinator(self) -> None:
         """Which nodes take part, and which depart; also what it may know already."""
-        if self.server is not None:
+        if self.server_index is not None:
             told = AssignNodes(self.token, tuple(self.indices), tuple(self.departing), self.spares)
-            self.nodes.send_to(self.server, told)
+            self.nodes.send_to(self.server_index, told)
 
     def is_present(self, token: str) -> bool:
         """Whether a node may still meet others in the rendezvous ``token``; never unless this launcher leads all nodes.
 
         So the loss of a rendezvous counts once, however many nodes report it before the next one begins.
         """
-        return self.server is not None and token == self.token
+        return self.server_index is not None and token == self.token
 
     def is_cut_off(self, node: Node) -> bool:
         """Whether it is ``node`` alone that loses one rendezvous after the other, on a node that others reach."""
         loses_all = len(self._lost_by) >= _MAX_LOST_BY_ONE and set(self._lost_by) == {node.index}
-        return loses_all and node.index != self.server
+        return loses_all and node.index != self.server_index
 
     def begin_new_rendezvous(self, node: Node, reason: str) -> None:
         """``node`` has lost the present rendezvous: the nodes start another, unless ``node`` takes part no longer.
@@ -362,9 +362,9 @@ class Participants:
         """
         if node.index not in self.indices:
             return
-        serves = self.server == node.index
-        which = "the rendezvous" if serves else f"the rendezvous on {self.nodes.all[self.server or 0].host}"
-        self.server = None
+        serves = self.server_index == node.index
+        which = "the rendezvous" if serves else f"the rendezvous on {self.nodes.all[self.server_index or 0].host}"
+        self.server_index = None
         self._lost_by.append(node.index)
         if self._tries >= _MAX_TRIES:
             raise LaunchError(

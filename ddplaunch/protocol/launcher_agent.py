@@ -66,14 +66,14 @@ class AssignNodes:
 
     Attributes:
         token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
-        participants: the nodes, in rank order.
+        assigned: the nodes, in rank order.
         departing: those that leave after the present round if another one follows: none is formed before a further
             AssignNodes, in which none of them departs.
-        spares: number of hosts with which the launcher can replace participants.
+        spares: number of hosts with which the launcher can replace an assigned node.
     """
 
     token: str
-    participants: tuple[Count, ...]
+    assigned: tuple[Count, ...]
     departing: tuple[Count, ...] = ()
     spares: Count = 0
 

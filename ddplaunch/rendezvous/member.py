@@ -1,8 +1,8 @@
 """A node's member of the rendezvous: passes records between the node's agent and the c10d store.
 
 Runs in a process that the forkserver starts, and that the agent kills at the end. On the node that serves that store it
-is also the coordinator (``Server``). A blocked store call cannot be interrupted and blocks all other calls of its
-client. So every thread has a separate client:
+also runs the coordinator (``CoordinatorRunner``). A blocked store call cannot be interrupted and blocks all other calls
+of its client. So every thread has a separate client:
 
 =======  ====================================  =========================================================================
 thread   blocks in                             what happens then
@@ -11,7 +11,7 @@ main     ``Mailbox.get``                       calls what the others post; each 
 agent    a read of the agent's channel         posts each record: for the coordinator's inbox; one of
                                                ``FROM_SERVING_AGENT`` to the coordinator at once
 outbox   ``Box.records``                       posts each record of the coordinator, for the agent
-inbox    ``Box.records``                       only on the node that serves: posts each record of a node to ``Server``
+inbox    ``Box.records``                       only on the node that serves: posts each record for the coordinator
 watch    a sleep of a second                   only on the other nodes: tells the agent that the main thread hangs
 =======  ====================================  =========================================================================
 
@@ -147,9 +147,9 @@ class Member:
         """Records without a valid signature, and how many of them the agent knows of."""
         self._outbox = self._box(f"to/{ready.node_index}", TO_NODE, signer.for_node(self._nonce))
         self._inbox = self._box("in", FROM_NODE, signer, inbox_count_key(self._prefix))
-        self._server: Server | None = None
+        self._runner: CoordinatorRunner | None = None
         if spec.rendezvous.is_server:
-            self._server = Server(spec, ready, store, signer, self._inbox, send_to_agent)
+            self._runner = CoordinatorRunner(spec, ready, store, signer, self._inbox, send_to_agent)
 
     def _box(self, name: str, allowed: tuple[type, ...], signer: Signer, count_key: str = "") -> Box:
         on_rejected = partial(self._mailbox.post, self._on_rejected)
@@ -160,8 +160,8 @@ class Member:
         self._store.set_timeout(timedelta(seconds=max(1.0, self._silent_after_s)))
         self._start("agent", self._read_agent)
         self._start("outbox", partial(self._read_box, self._outbox, self._send_to_agent))
-        if self._server:
-            self._start("inbox", partial(self._read_box, self._inbox, self._server.receive))
+        if self._runner:
+            self._start("inbox", partial(self._read_box, self._inbox, self._runner.receive))
         else:
             self._start("watch", self._watch_main_loop)
         self._send_to_agent(self._ready)
@@ -173,7 +173,7 @@ class Member:
     def _loop(self) -> None:
         next_heartbeat = time.monotonic()
         while True:
-            if function := self._mailbox.get(min(next_heartbeat, self._server.last_call if self._server else NEVER)):
+            if function := self._mailbox.get(min(next_heartbeat, self._runner.last_call if self._runner else NEVER)):
                 function()
             if self._is_over:
                 return
@@ -181,13 +181,13 @@ class Member:
             if now >= next_heartbeat:
                 next_heartbeat = now + HEARTBEAT_S
                 self._on_heartbeat(now)
-            if self._server:
-                self._server.end_last_call(now)
+            if self._runner:
+                self._runner.end_last_call(now)
 
     def _on_heartbeat(self, now: float) -> None:
         self._store.add(self._beat_key, 1)
-        if self._server:
-            self._server.on_heartbeat(now)
+        if self._runner:
+            self._runner.on_heartbeat(now)
         if self._rejected_count != self._told_count:
             self._told_count = self._rejected_count
             self._send_to_agent(RecordsRejected(self._rejected_count))
@@ -208,8 +208,8 @@ class Member:
             record = replace(record, nonce=self._nonce)
         if not isinstance(record, FROM_SERVING_AGENT):
             send_to_coordinator(self._store, self._signer, self._prefix, record)
-        elif self._server:
-            self._server.receive(record)
+        elif self._runner:
+            self._runner.receive(record)
 
     # The other threads, each with one blocking call.
 
@@ -242,7 +242,7 @@ class Member:
 # On the node that serves the rendezvous.
 
 
-class Server:
+class CoordinatorRunner:
     """Passes the records of all nodes to the ``Coordinator``, sends what it says, and finds nodes that are silent.
 
     Main thread only.
@@ -265,14 +265,14 @@ class Server:
         self._endpoint = f"{ready.server_address}:{ready.port}"
         self._store, self._signer, self._inbox, self._send_to_agent = store, signer, inbox, send_to_agent
         self._coordinator = Coordinator(
-            ready.node_index,
-            settings.min_nodes,
-            settings.max_nodes,
-            Restarts(spec.max_restarts, settings.restarts_so_far),
-            settings.participants,
-            settings.attempt,
-            settings.departing,
-            settings.spares,
+            server_index=ready.node_index,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+            restarts=Restarts(spec.max_restarts, settings.restarts_so_far),
+            assigned=settings.assigned,
+            attempt=settings.attempt,
+            departing=settings.departing,
+            spares=settings.spares,
         )
         self.last_call = NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}
@@ -300,7 +300,7 @@ class Server:
         elif isinstance(record, NodeLeft):
             self._forget(record.node_index)
         elif isinstance(record, AssignNodes):  # Missing heartbeats of removed nodes are not a loss.
-            for index in set(coordinator.assigned) - set(record.participants):
+            for index in set(coordinator.assigned) - set(record.assigned):
                 self._heartbeats.pop(index, None)
         self._send_and_time(coordinator.receive(record))
 

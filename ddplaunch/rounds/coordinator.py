@@ -70,7 +70,7 @@ class Coordinator:
     """The state of a run's rounds.
 
     Attributes:
-        server: index of the node that serves the rendezvous, on which this process runs.
+        server_index: index of the node that serves the rendezvous, on which this process runs.
         restarts: those of the whole run; this counts them.
         assigned: node indices in rank order, where one launcher leads all nodes; empty where each node has a launcher.
         attempt: number of the current round.
@@ -81,7 +81,7 @@ class Coordinator:
             lost node gets that node's position.
     """
 
-    server: int
+    server_index: int
     min_nodes: int
     max_nodes: int
     restarts: Restarts
@@ -129,7 +129,7 @@ class Coordinator:
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
                 own = of_host(self._hosts[index], report)
-                return [Outgoing(self.server, ReportOfNode(index, tuple(self.participants), own))]
+                return [Outgoing(self.server_index, ReportOfNode(index, tuple(self.participants), own))]
             case OrderToNodes(order=order) if order.attempt == self.attempt:
                 return [Outgoing(index, record) for index in self.participants if index in self._running]
         return []
@@ -181,7 +181,7 @@ class Coordinator:
         self._gone.discard(index)
         if self._cannot_start:
             self._to_come -= 1
-            self._yet_to_leave |= {index} - {self.server}
+            self._yet_to_leave |= {index} - {self.server_index}
             return [Outgoing(index, self._cannot_start), *self._all_left()]
         if self.phase is Phase.FINISHED:
             return [self._cannot_take_part(index, "the run had ended when this node joined")]
@@ -214,24 +214,24 @@ class Coordinator:
         if self._cannot_start:
             self._to_come -= 1
             return self._all_left()
-        is_needed = self.min_nodes == self.max_nodes or record.node_index == self.server
+        is_needed = self.min_nodes == self.max_nodes or record.node_index == self.server_index
         if not is_needed or self.participants or self.assigned or self.phase is not Phase.WAITING:
             return []
         self._cannot_start, self.phase = RunCannotStart(record.reason, record.exit_code), Phase.FINISHED
-        self._yet_to_leave = set(self._waiting) - {self.server}
+        self._yet_to_leave = set(self._waiting) - {self.server_index}
         self._to_come = self.min_nodes - 1 - len(self._waiting)
         return [*(Outgoing(index, self._cannot_start) for index in self._waiting), *self._all_left()]
 
     def _all_left(self) -> list[Outgoing]:
         """After the end: whether the node that serves the rendezvous may go."""
-        return [Outgoing(self.server, AllNodesLeft())] if not self._yet_to_leave and self._to_come <= 0 else []
+        return [Outgoing(self.server_index, AllNodesLeft())] if not self._yet_to_leave and self._to_come <= 0 else []
 
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
     def _assign(self, record: AssignNodes) -> list[Outgoing]:
-        removed = [index for index in self.assigned if index not in set(record.participants)]
-        self.assigned = tuple(dict.fromkeys(record.participants))
+        removed = [index for index in self.assigned if index not in set(record.assigned)]
+        self.assigned = tuple(dict.fromkeys(record.assigned))
         self.departing, self.spares = record.departing, record.spares
         return [*(sent for index in removed for sent in self.on_gone(index)), *self._form_if_complete()]
 
@@ -260,7 +260,7 @@ class Coordinator:
 
         Empty if that node does not serve the rendezvous store: the other nodes connect to the serving node only.
         """
-        if self.participants[0] != self.server:
+        if self.participants[0] != self.server_index:
             return ""
         addresses = Counter(self._waiting[index].server_address for index in self.participants[1:])
         return addresses.most_common(1)[0][0] if addresses else ""
@@ -326,13 +326,13 @@ class Coordinator:
             return [*told, *self._form_if_complete()]  # Of nodes that waited, if no participant is left.
         self.phase = Phase.FINISHED
         receivers = dict.fromkeys([*self.participants, *self._waiting])
-        self._yet_to_leave = receivers.keys() - self._gone - {self.server}
+        self._yet_to_leave = receivers.keys() - self._gone - {self.server_index}
         return [*self._tell(decided, receivers, {}), *self._all_left()]
 
     def _tell(self, decided: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
         # The cause can be large, and a launcher that leads all nodes needs only one copy.
         brief = replace(decided, cause=None) if self.assigned else decided
-        return [Outgoing(index, last.get(index) or (decided if index == self.server else brief)) for index in nodes]
+        return [Outgoing(i, last.get(i) or (decided if i == self.server_index else brief)) for i in nodes]
 
     # Nodes that are not used again.
 
@@ -352,7 +352,7 @@ class Coordinator:
             return ""
         reason, here = self._reports.why_one_leaves, set(self.assigned) or {*self.participants, *self._waiting}
         remaining = len(here - self._gone - leaving) + self.spares
-        ends_rendezvous = self.server in leaving and not self.assigned
+        ends_rendezvous = self.server_index in leaving and not self.assigned
         return too_few_nodes(remaining, self.min_nodes, reason, ends_rendezvous=ends_rendezvous)
 
     def _let_leave(self, leaving: set[int], decided: RoundVerdict) -> dict[int, RoundVerdict]:

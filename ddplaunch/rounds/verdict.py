@@ -9,7 +9,7 @@ start                         who has the coordinator                   whose --
 ============================  ========================================  =========================================
 one node                      the agent, in ``SingleNodeRendezvous``    the option
 one launcher leads all nodes  the member of the node that serves the    the option, equal in every ``AgentSpec``
-                              rendezvous, in ``Server``
+                              rendezvous, in ``CoordinatorRunner``
 each node has a launcher      the same                                  the option of the launcher on that node;
                                                                         ``RoundFormed`` tells it to the others
 ============================  ========================================  =========================================

@@ -135,7 +135,7 @@ class Agent:
                 join_timeout_s=GIVE_UP_S,
                 last_call_timeout_s=0.0,
                 silent_after_s=30.0,
-                participants=tuple(range(NODES)) if self._number == 0 else (),
+                assigned=tuple(range(NODES)) if self._number == 0 else (),
                 secret="sixteen letters!",
             ),
             node_id=str(self._number),

@@ -84,7 +84,7 @@ def brief(record: object) -> str:
         "port": here.port,
         "attempt": here.attempt,
         "restarts": here.restarts_so_far,
-        "participants": here.participants,
+        "assigned": here.assigned,
         "departing": here.departing,
     }
     return ", ".join(

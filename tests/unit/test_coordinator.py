@@ -105,9 +105,9 @@ class Job:
 
     def assign(self, *given: str) -> None:
         """The launcher of all nodes names them, with fields of AssignNodes: ``assign 0 2 spares=1``."""
-        participants = tuple(int(word) for word in given if word.isdigit())
+        assigned = tuple(int(word) for word in given if word.isdigit())
         settings = golden.keywords(", ".join(word for word in given if not word.isdigit()))
-        self._send(AssignNodes("job7", participants, **settings))
+        self._send(AssignNodes("job7", assigned, **settings))
 
     # Its end.
 

@@ -54,7 +54,7 @@ class Node:
             node_id=f"node{index}",
             run_id="job7",
             max_restarts=0,
-            one_launcher_leads=bool(config.participants),
+            one_launcher_leads=bool(config.assigned),
         )
         self.index = index
         self.received: list[Any] = []
@@ -171,7 +171,7 @@ def test_a_flood_is_reported_once_per_heartbeat(make_nodes: Callable[..., list[N
 
 
 def test_only_the_agent_of_the_node_that_serves_assigns_nodes(make_nodes: Callable[..., list[Node]]):
-    nodes = make_nodes(MemoryStore(), participants=(0, 7))
+    nodes = make_nodes(MemoryStore(), assigned=(0, 7))
     nodes[1].send(AssignNodes("job7", (1,)))
     nodes[0].send(AssignNodes("job7", (0, 1)))
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
@@ -182,7 +182,7 @@ def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvou
 ):
     """Its record may arrive after that of the launcher."""
     store = MemoryStore()
-    first, second = make_nodes(store, silent_after_s=1.5, participants=(0, 1))
+    first, second = make_nodes(store, silent_after_s=1.5, assigned=(0, 1))
     first.send(NodeJoined(7, "given up", 1))
     first.send(NodeJoined(1, "node1", 1))
     second.close()

@@ -41,7 +41,7 @@ class FakeClient:
 
     def connect(self) -> None:
         config = self.config
-        self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
+        self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.assigned, departing=config.departing)
         self._node.start_member([])
 
     def join(self, *_: object) -> None:
@@ -154,6 +154,6 @@ def test_what_concerns_a_rendezvous_that_was_left_is_dropped(monkeypatch: pytest
     launcher.move()
     client = agent_after([*launcher.sent, AssignNodes("run#1", (0,))], 0, 0)
     assert client.coordinator.assigned == (0, 1, 2, 3)
-    next_one = JoinRendezvous(replace(CONFIG, token="run#2", participants=(0, 1)))
+    next_one = JoinRendezvous(replace(CONFIG, token="run#2", assigned=(0, 1)))
     client = agent_after([*launcher.sent, next_one, AssignNodes("run#1", (0,))], len(launcher.sent) + 2, 0)
     assert client.coordinator.assigned == (0, 1)

@@ -120,7 +120,7 @@ class RendezvousClient:
         self.has_no_place = self.has_left = self.all_left = False
         self.stopped_attempt = -1
         self.clock_ahead_s = float("-inf"), float("inf")
-        self.waiting_nodes = WaitingNodes(self._host, 1, (len(config.participants) or config.min_nodes) - 1)
+        self.waiting_nodes = WaitingNodes(self._host, 1, (len(config.assigned) or config.min_nodes) - 1)
         self.address = ""
         self._search_failure: str | None = None
         self._rejected_count, self._joined_time_s, self._departs = 0, 0.0, ""

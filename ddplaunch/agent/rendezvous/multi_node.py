@@ -332,7 +332,7 @@ class MultiNodeRendezvous(Rendezvous):
         """Of the rendezvous that this node will join once its workers have ended, or of the present one, or of none."""
         config, client = self._next_config, self._client
         if config and config.token == event.token:
-            config = replace(config, participants=event.participants, departing=event.departing)
+            config = replace(config, assigned=event.assigned, departing=event.departing)
             self._next_config = replace(config, spares=event.spares)
         elif client and client.config.token == event.token:
             client.send(event)

@@ -35,7 +35,7 @@ class SingleNodeRendezvous(Rendezvous):
         from ddplaunch.rounds.coordinator import Coordinator  # Here the forkserver already starts.
         from ddplaunch.rounds.verdict import Restarts
 
-        return Coordinator(server=0, min_nodes=1, max_nodes=1, restarts=Restarts(self._spec.max_restarts))
+        return Coordinator(server_index=0, min_nodes=1, max_nodes=1, restarts=Restarts(self._spec.max_restarts))
 
     def next_round(self) -> tuple[Round, socket.socket]:
         """As ``Rendezvous.next_round``. Raises a LaunchError if the store cannot listen at its address and port."""
