@@ -1,8 +1,8 @@
 """The boxes in the store of the rendezvous, by which nodes and coordinator exchange records.
 
-A record is a signed JSON text at a numbered key below ``ddplaunch/<token>/``. The coordinator reads the one inbox,
-``in/NUMBER``: a node takes the next number from the counter ``in/count``, and then writes. Each node reads its outbox,
-``to/INDEX/NUMBER``, which the coordinator alone writes.
+A record is a signed JSON text at a numbered key below ``ddplaunch/<token>/``. A box is named for who reads it. That of
+the coordinator is ``in/NUMBER``: a node takes the next number from the counter ``in/count``, and then writes. That of a
+node is ``to/INDEX/NUMBER``: the coordinator alone writes it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from ddplaunch.rendezvous.store import Signer
 
 GAP = "gap"
-"""Written by the coordinator's node into the inbox, in place of a record that will never be written."""
+"""Written by the coordinator's node into its box, in place of a record that will never be written."""
 
 _POLL_S = 0.1
 
 
-def inbox_count_key(prefix: str) -> str:
-    """The counter of the inbox: the highest number that a node has taken."""
+def coordinator_count_key(prefix: str) -> str:
+    """The counter of the coordinator's box: the highest number that a node has taken."""
     return f"{prefix}/in/count"
 
 
 def send_to_coordinator(store: TCPStore | PlainStore, signer: Signer, prefix: str, record: object) -> None:
-    """Write ``record`` into the inbox."""
-    key = f"{prefix}/in/{store.add(inbox_count_key(prefix), 1)}"
+    """Write ``record`` into the coordinator's box."""
+    key = f"{prefix}/in/{store.add(coordinator_count_key(prefix), 1)}"
     store.set(key, signer.sign(key, wire.encode(record).decode("ascii")))
 
 
@@ -54,7 +54,7 @@ class Box:
         on_rejected: Callable[[], None],
         count_key: str,
     ) -> None:
-        """``on_rejected`` is called for each value of a stranger; ``count_key`` is empty for an outbox."""
+        """``on_rejected`` is called for each value of a stranger; ``count_key`` is empty for the box of a node."""
         self._path, self._signer, self._allowed = path, signer, allowed
         self._on_rejected, self._count_key = on_rejected, count_key
         self.awaited = 1

@@ -4,16 +4,16 @@ Runs in a process that the forkserver starts, and that the agent kills at the en
 also runs the coordinator (``CoordinatorRunner``). A blocked store call cannot be interrupted and blocks all other calls
 of its client. So every thread has a separate client:
 
-=======  ====================================  =========================================================================
-thread   blocks in                             what happens then
-=======  ====================================  =========================================================================
-main     ``Mailbox.get``                       calls what the others post; each second a heartbeat
-agent    a read of the agent's channel         posts each record: for the coordinator's inbox; one of
-                                               ``FROM_SERVING_AGENT`` to the coordinator at once
-outbox   ``Box.records``                       posts each record of the coordinator, for the agent
-inbox    ``Box.records``                       only on the node that serves: posts each record for the coordinator
-watch    a sleep of a second                   only on the other nodes: tells the agent that the main thread hangs
-=======  ====================================  =========================================================================
+===============  =============================  ========================================================================
+thread           blocks in                      what happens then
+===============  =============================  ========================================================================
+main             ``Mailbox.get``                calls what the others post; each second a heartbeat
+agent            a read of the agent's channel  posts each record: for the coordinator's box; one of
+                                                ``FROM_SERVING_AGENT`` to the coordinator at once
+node box         ``Box.records``                posts each record of the coordinator, for the agent
+coordinator box  ``Box.records``                only on the node that serves: posts each record for the coordinator
+watch            a sleep of a second            only on the other nodes: tells the agent that the main thread hangs
+===============  =============================  ========================================================================
 
 Each thread posts its end as well, with which the member ends.
 """
@@ -44,7 +44,7 @@ from ddplaunch.protocol.rendezvous import (
     RoundFormed,
     RunCannotStart,
 )
-from ddplaunch.rendezvous.boxes import GAP, Box, inbox_count_key, send_to_coordinator
+from ddplaunch.rendezvous.boxes import GAP, Box, coordinator_count_key, send_to_coordinator
 from ddplaunch.rendezvous.connect import (
     JoinRefused,
     agreed_id,
@@ -145,11 +145,11 @@ class Member:
         """Of the main loop: ``_watch_main_loop`` sees whether it goes on."""
         self._rejected_count = self._told_count = 0
         """Records without a valid signature, and how many of them the agent knows of."""
-        self._outbox = self._box(f"to/{ready.node_index}", TO_NODE, signer.for_node(self._nonce))
-        self._inbox = self._box("in", FROM_NODE, signer, inbox_count_key(self._prefix))
+        self._node_box = self._box(f"to/{ready.node_index}", TO_NODE, signer.for_node(self._nonce))
+        self._coordinator_box = self._box("in", FROM_NODE, signer, coordinator_count_key(self._prefix))
         self._runner: CoordinatorRunner | None = None
         if spec.rendezvous.is_server:
-            self._runner = CoordinatorRunner(spec, ready, store, signer, self._inbox, send_to_agent)
+            self._runner = CoordinatorRunner(spec, ready, store, signer, self._coordinator_box, send_to_agent)
 
     def _box(self, name: str, allowed: tuple[type, ...], signer: Signer, count_key: str = "") -> Box:
         on_rejected = partial(self._mailbox.post, self._on_rejected)
@@ -157,11 +157,12 @@ class Member:
 
     def run(self) -> None:
         """Pass records and send heartbeats until the agent closes its channel or the rendezvous store is lost."""
+        # For the connections of clones. A call of a store whose host has gone has no limit, see ``_watch_main_loop``.
         self._store.set_timeout(timedelta(seconds=max(1.0, self._silent_after_s)))
         self._start("agent", self._read_agent)
-        self._start("outbox", partial(self._read_box, self._outbox, self._send_to_agent))
+        self._start("node box", partial(self._read_box, self._node_box, self._send_to_agent))
         if self._runner:
-            self._start("inbox", partial(self._read_box, self._inbox, self._runner.receive))
+            self._start("coordinator box", partial(self._read_box, self._coordinator_box, self._runner.receive))
         else:
             self._start("watch", self._watch_main_loop)
         self._send_to_agent(self._ready)
@@ -239,13 +240,10 @@ class Member:
             self._mailbox.post(partial(handle, record))
 
 
-# On the node that serves the rendezvous.
-
-
 class CoordinatorRunner:
     """Passes the records of all nodes to the ``Coordinator``, sends what it says, and finds nodes that are silent.
 
-    Main thread only.
+    Only on the node that serves the rendezvous; main thread only.
 
     Attributes:
         last_call: until when nodes that are not needed may join the round, as ``time.monotonic()``.
@@ -257,13 +255,13 @@ class CoordinatorRunner:
         ready: MemberReady,
         store: TCPStore,
         signer: Signer,
-        inbox: Box,
+        box: Box,
         send_to_agent: Callable[[object], None],
     ) -> None:
         settings = spec.rendezvous
         self._spec, self._settings = spec, settings
         self._endpoint = f"{ready.server_address}:{ready.port}"
-        self._store, self._signer, self._inbox, self._send_to_agent = store, signer, inbox, send_to_agent
+        self._store, self._signer, self._box, self._send_to_agent = store, signer, box, send_to_agent
         self._coordinator = Coordinator(
             server_index=ready.node_index,
             min_nodes=settings.min_nodes,
@@ -282,16 +280,16 @@ class CoordinatorRunner:
         self._signers: dict[int, Signer] = {}
         """By node that has joined."""
         self._sent_counts: Counter[int] = Counter()
-        """By node: number of records in its outbox."""
+        """By node: number of records in its box."""
         self._told_waiting: list[Outgoing] = []
         self._has_told_note = False
         self._missing = 0, 0.0
-        """The number of the inbox that was awaited at the last heartbeat, and since when no record is there."""
+        """The number that the coordinator's box awaited at the last heartbeat, and since when no record is there."""
 
     # Records.
 
     def receive(self, record: object) -> None:
-        """A record for the coordinator: from the inbox, or from this node's agent."""
+        """A record for the coordinator: from its box, or from this node's agent."""
         coordinator = self._coordinator
         if isinstance(record, NodeJoined):
             self._heartbeats[record.node_index] = (-1, time.monotonic())
@@ -386,14 +384,15 @@ class CoordinatorRunner:
             self._send_to_agent(notice)
 
     def _close_gap(self, now: float) -> None:
-        """Give up a record of the inbox whose number was taken, and that is not written for ``silent_after_s``.
+        """Give up a record whose number a node has taken, and that is not written for ``silent_after_s``.
 
-        A node that is killed between the two leaves a gap, at which the inbox would wait for ever. A node that lives
-        has sent no heartbeat for as long, since its main thread does both: it is lost.
+        A node that is killed between the two leaves a gap, at which the coordinator's box would wait for ever. A node
+        that lives has sent no heartbeat for as long, since its main thread does both: it is lost. The thread that reads
+        the box finds ``GAP`` in place of the record, and goes on with the next number.
         """
-        number, (missing, since) = self._inbox.awaited, self._missing
-        taken = self._store.add(inbox_count_key(key_prefix(self._spec)), 0)
+        number, (missing, since) = self._box.awaited, self._missing
+        taken = self._store.add(coordinator_count_key(key_prefix(self._spec)), 0)
         if number != missing or taken < number:
             self._missing = number, now
         elif now - since > self._settings.silent_after_s:
-            self._store.set(self._inbox.key(number), GAP)
+            self._store.set(self._box.key(number), GAP)

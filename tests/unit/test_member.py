@@ -107,7 +107,7 @@ def start_round(nodes: list[Node]) -> list[str]:
 
 
 def post(store: MemoryStore, record: object) -> None:
-    """Write into the coordinator's inbox, as a node without a secret does."""
+    """Write into the coordinator's box, as a node without a secret does."""
     store.set(f"{PREFIX}/in/{store.add(f'{PREFIX}/in/count', 1)}", wire.encode(record).decode())
 
 
