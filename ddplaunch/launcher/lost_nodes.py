@@ -71,7 +71,7 @@ A lost node never comes back. To wait for it would need more than a row:
 - It must be a new index, in the position of the old one. ``attempts._GONE``, ``NodeState.LOST``, ``Node.is_ignored``,
   the sweep, which kills by the node's tag, and ``Nodes.start_next`` and ``setup.agent_spec``, where an index is a host,
   rely on it. If the old one stays assigned, ``NodeSilent`` begins a new rendezvous, for which it does not come.
-- ``Participants.on_changed`` does nothing as long as one node is connecting.
+- ``Participants.check_and_announce`` does nothing as long as one node is connecting.
 - The others give up after ``join_timeout_s`` (``MultiNodeRendezvous._join_deadline``).
 - ``Nodes.losses`` and ``Participants._torch_mismatches`` have one node for each host, ``Run._finish`` reports the host
   as unreachable if its sweep has not reported.
@@ -327,7 +327,7 @@ class LostNodes:
 
     def _on_rendezvous_lost(self, node: Node, token: str, reason: str) -> None:
         participants = self._participants
-        if self.run_is_ending or not participants.is_present(token):
+        if self.run_is_ending or not participants.is_current(token):
             return
         if participants.is_cut_off(node) and participants.can_continue_without(node):
             self.count_as_lost(node, f"{node.host} cannot join the others ({reason})")

@@ -58,7 +58,7 @@ class Participants:
         nodes: all nodes of the run.
         indices: the nodes that take part, in the order of their ranks; a spare gets the position of the node that it
             replaces.
-        server_index: index of the node that serves the present rendezvous; None until the next one begins.
+        server_index: index of the node that serves the current rendezvous; None until the next one begins.
         departing: indices of nodes that leave after the present attempt, each with the reason.
     """
 
@@ -71,10 +71,10 @@ class Participants:
         attempts: Attempts,
         show: Callable[[str, int], None],
     ) -> None:
-        """``rendezvous`` are the settings of every rendezvous; None unless this launcher leads all nodes."""
+        """``rendezvous``: what all rendezvous of the run have in common; None unless this launcher leads all nodes."""
         self.nodes = nodes
         self.indices: list[int] = []
-        self._rendezvous = rendezvous
+        self._settings = rendezvous
         self.server_index: int | None = None
         self.departing: Mapping[int, str] = {}
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
@@ -85,18 +85,19 @@ class Participants:
         self._ready: set[int] = set()
         self._were_all_ready = False
         self._number = self._tries = 0
-        """Of the present rendezvous, and how many have followed the one at which a round was formed last."""
+        """Of the current rendezvous, and how many have followed the one at which a round was formed last."""
         self._lost_by: list[int] = []
         """The nodes that have lost these."""
         self._attempt = self._restarts_so_far = 0
+        """What the current rendezvous has begun with: the number of its first round, and the restarts before it."""
         self._endpoint: EndpointOpen | None = None
         self._informed: set[int] = set()
-        """The nodes that were told of the present rendezvous."""
+        """The nodes that were told of the current rendezvous."""
 
     def start(self) -> Iterator[Node]:
         """Start the agents of the first nodes, and yield each node; the other hosts are spares.
 
-        ``on_changed`` must follow. The caller may stop earlier, when the run is stopped.
+        ``check_and_announce`` must follow. The caller may stop earlier, when the run is stopped.
 
         Raises:
             LaunchError: an agent cannot be started.
@@ -106,7 +107,7 @@ class Participants:
             self.indices.append(node.index)
             yield node
 
-    def on_changed(self) -> None:
+    def check_and_announce(self) -> None:
         """Once no node is connecting: check the participants, and announce their rendezvous if they have one.
 
         To be called after every change of nodes.
@@ -123,8 +124,8 @@ class Participants:
         if len(self.indices) < self._min_nodes:
             raise self._too_few_error()
         self._show_failures()
-        if self._rendezvous:
-            self._announce(self._rendezvous)
+        if self._settings:
+            self._announce(self._settings)
 
     def on_agent_ready(self, node: Node) -> dict[str, int] | None:
         """The agent of ``node`` is ready. Returns the workers by host once, when all participants are; else None."""
@@ -162,7 +163,7 @@ class Participants:
     def dispensable_count(self) -> int:
         """How many participants the run can do without: spares replace them, or the world shrinks."""
         remaining, needed = self.remaining_and_needed()
-        return max(0, remaining - needed) if self._rendezvous else 0
+        return max(0, remaining - needed) if self._settings else 0
 
     def can_continue_without(self, node: Node) -> bool:
         """Whether ``node`` is a participant that the run can do without."""
@@ -207,9 +208,9 @@ class Participants:
         self.indices[position : position + 1] = [spare.index] if spare else []
         if spare:
             self._show(f"{spare.host} replaces {node.host}", Level.NORMAL)
-        if len(self.indices) >= self._min_nodes:  # Else ``on_changed`` ends the run: tell the coordinator nothing.
-            self._forget_in_rendezvous(node)
-        self.on_changed()
+        if len(self.indices) >= self._min_nodes:  # Else the run ends, and must not begin an attempt with too few nodes.
+            self._unassign(node)
+        self.check_and_announce()
 
     def _start_spare(self) -> Node | None:
         nodes = self.nodes
@@ -234,9 +235,10 @@ class Participants:
         of restarts.
 
         Raises:
-            LaunchError: it is not dispensable. The coordinator did not know it, or the node has not heard its verdict.
+            LaunchError: it must not be used again, and is not dispensable. Mostly, the verdict has ended the run; not
+                if the coordinator knew of more spares, or if the verdict has not reached the node.
         """
-        if not result.attempt_follows or node.index not in self.indices or not self._rendezvous:
+        if not result.attempt_follows or node.index not in self.indices or not self._settings:
             return
         from ddplaunch.rounds.verdict import too_few_nodes, why_not_used_again
 
@@ -262,17 +264,17 @@ class Participants:
             self.set_departing({})
 
     def remove(self, node: Node) -> None:
-        """Remove ``node`` from the participants, without replacement."""
+        """Remove ``node``, without replacement, where the run ends: the verdict must not wait for this node."""
         self.indices.remove(node.index)
         if self.indices:
-            self._forget_in_rendezvous(node)
+            self._unassign(node)
 
     # The rendezvous.
 
     @property
     def token(self) -> str:
-        """Identifies the present rendezvous."""
-        return f"{self._rendezvous.token}#{self._number}" if self._rendezvous else ""
+        """Identifies the current rendezvous."""
+        return f"{self._settings.token}#{self._number}" if self._settings else ""
 
     def _announce(self, settings: RendezvousConfig) -> None:
         """Make the first participant serve if no node does; once its endpoint is open, send it to the other nodes."""
@@ -312,16 +314,16 @@ class Participants:
         """
         if node.index == self.server_index and event.token == self.token:
             self._endpoint = event
-            self.on_changed()
+            self.check_and_announce()
 
     def on_round_formed(self, attempt: int) -> None:
-        """A round with this number was formed: the present rendezvous works, unless it is a round of an earlier one."""
+        """A round with this number was formed: the current rendezvous works, unless it is a round of an earlier one."""
         if attempt >= self._attempt:
             self._tries = 0
             self._lost_by.clear()
 
-    def _forget_in_rendezvous(self, removed: Node) -> None:
-        """``removed`` takes part no longer; if it served, there is no rendezvous until the next ``on_changed``."""
+    def _unassign(self, removed: Node) -> None:
+        """Tell the coordinator to do without ``removed``; if that served, ``_announce`` begins the next rendezvous."""
         if self.server_index == removed.index:
             self.server_index = None
         self.departing = {index: why for index, why in self.departing.items() if index != removed.index}
@@ -332,7 +334,7 @@ class Participants:
 
         Without effect unless this launcher leads all nodes.
         """
-        if self._rendezvous:
+        if self._settings:
             self.departing = departing
             self._tell_coordinator()
 
@@ -342,7 +344,7 @@ class Participants:
             told = AssignNodes(self.token, tuple(self.indices), tuple(self.departing), self.spares)
             self.nodes.send_to(self.server_index, told)
 
-    def is_present(self, token: str) -> bool:
+    def is_current(self, token: str) -> bool:
         """Whether a node may still meet others in the rendezvous ``token``; never unless this launcher leads all nodes.
 
         So the loss of a rendezvous counts once, however many nodes report it before the next one begins.
@@ -355,7 +357,7 @@ class Participants:
         return loses_all and node.index != self.server_index
 
     def begin_new_rendezvous(self, node: Node, reason: str) -> None:
-        """``node`` has lost the present rendezvous: the nodes start another, unless ``node`` takes part no longer.
+        """``node`` has lost the current rendezvous: the nodes start another, unless ``node`` takes part no longer.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
@@ -374,4 +376,4 @@ class Participants:
                 RENDEZVOUS,
             )
         self._show(f"{node.host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
-        self.on_changed()
+        self.check_and_announce()

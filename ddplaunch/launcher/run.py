@@ -256,7 +256,7 @@ class Run:
                 if self._shutdown.in_progress:
                     break
             else:
-                self._participants.on_changed()
+                self._participants.check_and_announce()
         for event in waiting:
             with self._errors_stop_the_run():
                 self._on_event(event)
@@ -264,7 +264,7 @@ class Run:
     def _on_agent_connected(self, node: Node, facts: NodeFacts) -> None:
         self._nodes.on_agent_connected(node, facts)
         self._pings.watch(node, time.monotonic(), setup.SLOW_START_S)
-        self._participants.on_changed()
+        self._participants.check_and_announce()
 
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
         node.workers = local_world_size

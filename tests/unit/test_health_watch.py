@@ -32,7 +32,7 @@ class Job:
         self.nodes = self.participants.nodes
         for node in self.nodes.all:
             self.nodes.on_agent_connected(node)
-        self.participants.on_changed()
+        self.participants.check_and_announce()
         self.errors: list[LaunchError] = []
         self.noted: list[tuple[str, int, str]] = []
         shutdown = SimpleNamespace(in_progress=False, fail=self.errors.append)

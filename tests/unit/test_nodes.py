@@ -84,7 +84,7 @@ class Job:
         """Agents connect; ``b=2.12`` has this version of torch."""
         for host, _, torch in (each.partition("=") for each in hosts):
             self.participants.nodes.on_agent_connected(self._node(host), NodeFacts(torch=torch or "2.13"))
-        self.participants.on_changed()
+        self.participants.check_and_announce()
 
     def exclude(self, host: str, cause: str) -> None:
         self.lost.on_host_failure(self._node(host), HostFailure(host, cause, "no answer for 10 s"))

@@ -71,7 +71,7 @@ class Launcher:
         self._nodes = self.participants.nodes
         for node in self._nodes.all:
             self._nodes.on_agent_connected(node)
-        self.participants.on_changed()
+        self.participants.check_and_announce()
 
     @property
     def sent(self) -> list[object]:
