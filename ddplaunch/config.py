@@ -237,7 +237,7 @@ class AgentConfig:
         compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
     """
 
-    max_restarts: int = 0  # ``rounds.verdict`` decides about restarts, and counts them.
+    max_restarts: int = 0  # ``rounds.verdicts`` decides about restarts, and counts them.
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     output: OutputConfig = field(default_factory=OutputConfig)

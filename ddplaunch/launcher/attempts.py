@@ -1,6 +1,6 @@
 """The attempts of a run: merges the nodes' reports about an attempt into one result, and adds up their restarts.
 
-Runs in the launcher. Pure. It does not decide what follows an attempt: the coordinator does (``rounds/verdict.py``).
+Runs in the launcher. Pure. It does not decide what follows an attempt: the coordinator does (``rounds/verdicts.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-_GONE = sys.maxsize
+_PAST_ALL_ATTEMPTS = sys.maxsize
 """A node that has gone has passed all attempts."""
 
 
@@ -97,7 +97,7 @@ class Attempts:
 
     def remove_node(self, node: int) -> list[AttemptResult]:
         """A node has gone: it will send no further reports."""
-        return self._moved_on_to(node, _GONE)
+        return self._moved_on_to(node, _PAST_ALL_ATTEMPTS)
 
     def close(self) -> list[AttemptResult]:
         """No node will send further reports."""

@@ -68,9 +68,10 @@ is made of the result in ``launcher/outcome.py``; ``failure_page.page`` shows it
 
 A lost node never comes back. To wait for it would need more than a row:
 
-- It must be a new index, in the position of the old one. ``attempts._GONE``, ``NodeState.LOST``, ``Node.is_ignored``,
-  the sweep, which kills by the node's tag, and ``Nodes.start_next`` and ``setup.agent_spec``, where an index is a host,
-  rely on it. If the old one stays assigned, ``NodeSilent`` begins a new rendezvous, for which it does not come.
+- It must be a new index, in the position of the old one. ``attempts._PAST_ALL_ATTEMPTS``, ``NodeState.LOST``,
+  ``Node.is_ignored``, the sweep, which kills by the node's tag, and ``Nodes.start_next`` and ``setup.agent_spec``,
+  where an index is a host, rely on it. If the old one stays assigned, ``NodeSilent`` begins a new rendezvous, for which
+  it does not come.
 - ``Participants.check_and_announce`` does nothing as long as one node is connecting.
 - The others give up after ``join_timeout_s`` (``MultiNodeRendezvous._join_deadline``).
 - ``Nodes.losses`` and ``Participants._torch_mismatches`` have one node for each host, ``Run._finish`` reports the host
@@ -145,13 +146,13 @@ A new rendezvous begins. If one node alone loses the next two as well, only the 
     for another one, for ``join_timeout_s``; the page then names the lost nodes. A job of a fixed size ends on all
     nodes, "not restarted: 1 other node is left, and 2 are needed"; between two attempts it waits like an elastic one.
 3.  It served the rendezvous. The others notice it at once if its connection closes. While workers run, each node ends
-    with the result of ``verdict.of_lost_rendezvous``; between two attempts with the error of
+    with the result of ``verdicts.of_lost_rendezvous``; between two attempts with the error of
     ``RendezvousClient.unreachable_error``, since the nodes cannot meet again.
 
 **A node fails before it has joined** the others: it tells them itself (``agent/rendezvous/cannot_join.py``).
 One that is killed cannot. If it should have served, and no other had reached its endpoint, it looks like one that has
 not started yet: the others wait for ``RendezvousConfig.search_timeout_s``. Once the endpoint has answered, they wait
-for 10 s after the process there has gone (``connect._GONE_S``).
+for 10 s after the process there has gone (``connect._SERVER_GONE_S``).
 """
 
 from __future__ import annotations

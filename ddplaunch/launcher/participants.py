@@ -240,12 +240,12 @@ class Participants:
         """
         if not result.attempt_follows or node.index not in self.indices or not self._settings:
             return
-        from ddplaunch.rounds.verdict import too_few_nodes, why_not_used_again
+        from ddplaunch.rounds.verdicts import why_not_used_again, why_too_few_nodes
 
         departing = self.departing
         if why := why_not_used_again(result.exits):
             if not self.dispensable_count:
-                told = too_few_nodes(*self.remaining_and_needed([node]), why)
+                told = why_too_few_nodes(*self.remaining_and_needed([node]), why)
                 raise LaunchError(quote(told, _MAX_REASON), "", HARDWARE)
             self._show(quote(why, _MAX_REASON), Level.ALWAYS)
             self.leave(node)

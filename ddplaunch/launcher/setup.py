@@ -167,7 +167,7 @@ def agent_spec(
     workers_program = program(config)
     python = workers_program.python
     fds = inherited_fds or {}
-    # ``max_restarts`` is one of them: the coordinator decides about restarts, see ``rounds/verdict.py``.
+    # ``max_restarts`` is one of them: the coordinator decides about restarts, see ``rounds/verdicts.py``.
     shared = {field.name: getattr(config, field.name) for field in fields(AgentConfig)}
     shared["master_addr"] = config.master_addr or config.local_addr
     if config.hosts:

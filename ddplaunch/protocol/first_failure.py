@@ -48,7 +48,7 @@ KILLED_FOR_MEMORY = {
 
 def failures(exits: Iterable[WorkerExit]) -> list[WorkerExit]:
     """Workers that failed and were not stopped, likely causes first, then by time."""
-    return sorted((e for e in exits if _failed(e)), key=lambda e: (unlikeliness(e), e.time_s, e.rank))
+    return sorted((e for e in exits if _failed(e)), key=lambda e: (cause_order(e), e.time_s, e.rank))
 
 
 def first_failure(exits: Iterable[WorkerExit]) -> WorkerExit | None:
@@ -60,7 +60,7 @@ def _failed(exit_: WorkerExit) -> bool:
     return not exit_.stopped and exit_.returncode != 0
 
 
-def unlikeliness(exit_: WorkerExit) -> int:
+def cause_order(exit_: WorkerExit) -> int:
     """How unlikely the worker's failure is the cause of the others: 0 hardware or script say so, 2 a lost peer."""
     return 0 if _is_certain(exit_) else 2 if is_consequence(exit_) else 1
 

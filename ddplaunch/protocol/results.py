@@ -32,7 +32,7 @@ Severity = Literal["refuse", "warn"]
 Workers = Annotated[int, between(0, MAX_SLOTS_PER_HOST)]
 """A number of workers of one node."""
 
-NEVER_RESTARTED = "not restarted: --max-restarts is 0"
+NO_RESTARTS_ALLOWED = "not restarted: --max-restarts is 0"
 """The decision after a failure where the user wants no restarts: known to the user, and not shown."""
 
 STACKS_FILE = "stacks.txt"

@@ -39,7 +39,7 @@ _LOSS_REPORTED_S = 2.0
 _REPORT_AFTER_S = 5.0
 _PROBE_S, _BETTER_HOST_S = 3.0, 0.3
 _STORE_ANSWER_S = 5.0
-_GONE_S = 10.0
+_SERVER_GONE_S = 10.0
 """For so long an endpoint that has answered may refuse connections: the node that serves it may be started again."""
 
 _NODES_PER_S, _LAST_ASK_S = 100, 10.0
@@ -167,7 +167,7 @@ class _Search:
         if not self._answers or any(list(self._answers.values())):
             self._gone_at = NEVER
         elif self._gone_at == NEVER:
-            self._gone_at = time.monotonic() + _GONE_S
+            self._gone_at = time.monotonic() + _SERVER_GONE_S
 
     def _resolve(self, host: str, port: int) -> list[_AddressInfo]:
         """Addresses of ``host``, with ``port``; the last known ones if it cannot be resolved any more.

@@ -57,7 +57,7 @@ from ddplaunch.rendezvous.connect import (
 from ddplaunch.rendezvous.plain_store import ServerCannotJoin
 from ddplaunch.rendezvous.store import beat_key, key_prefix, lost_key
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
-from ddplaunch.rounds.verdict import Restarts
+from ddplaunch.rounds.verdicts import Restarts
 from ddplaunch.system import signals
 from ddplaunch.threads import in_thread
 
@@ -363,7 +363,7 @@ class CoordinatorRunner:
 
     def _on_silent(self, node_index: int) -> None:
         self._forget(node_index)
-        self._send_and_time(self._coordinator.on_gone(node_index))
+        self._send_and_time(self._coordinator.on_left_or_lost(node_index))
         # A launcher that still has a connection to the node would wait for it for ever.
         if self._spec.one_launcher_leads:
             self._send_to_agent(NodeSilent(self._settings.token, node_index, self._settings.silent_after_s))

@@ -33,7 +33,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.results import Round, RoundVerdict
-from ddplaunch.rounds.verdict import Restarts, RoundReports, last_verdict, too_few_nodes, verdict
+from ddplaunch.rounds.verdicts import Restarts, RoundReports, decide, last_verdict, why_too_few_nodes
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Coordinator:
     _running: set[int] = field(default_factory=set)
     """The participants that have not reported the end of the round."""
     _reports: RoundReports = field(default_factory=RoundReports)
-    _gone: set[int] = field(default_factory=set)
+    _absent: set[int] = field(default_factory=set)
     """The nodes that have left or were lost, and have not joined again."""
     _avoided: set[str] = field(default_factory=set)
     """Hosts of nodes that must not be used again."""
@@ -122,7 +122,7 @@ class Coordinator:
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
-                return self.on_gone(index)
+                return self.on_left_or_lost(index)
             case NodeCannotJoin():
                 return self._on_cannot_join(record)
             case AssignNodes():
@@ -139,7 +139,7 @@ class Coordinator:
         if self.phase is not Phase.WAITING:
             return []
         here = [joined.host for index, joined in self._waiting.items() if self.may_take_part(index)]
-        gone = [] if self.assigned else [self._hosts[index] for index in self.participants if index in self._gone]
+        gone = [] if self.assigned else [self._hosts[index] for index in self.participants if index in self._absent]
         come = [self._hosts[index] for index in self._waiting if index not in self.participants]
         missed = (Counter(gone) - Counter(come)).keys() - self._avoided
         needed, count = len(self.assigned) or self.min_nodes, len(here)
@@ -165,7 +165,7 @@ class Coordinator:
         if self.assigned:
             has_all = len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
             return has_all and set(self.departing).isdisjoint(self.assigned)
-        return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._gone
+        return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._absent
 
     def _is_running(self, node_index: int, attempt: int) -> bool:
         return attempt == self.attempt and node_index in self._running
@@ -178,7 +178,7 @@ class Coordinator:
     def _on_joined(self, record: NodeJoined) -> list[Outgoing]:
         index = record.node_index
         self._waiting[index], self._hosts[index] = record, record.host
-        self._gone.discard(index)
+        self._absent.discard(index)
         if self._cannot_start:
             self._to_come -= 1
             self._yet_to_leave |= {index} - {self.server_index}
@@ -233,7 +233,7 @@ class Coordinator:
         removed = [index for index in self.assigned if index not in set(record.assigned)]
         self.assigned = tuple(dict.fromkeys(record.assigned))
         self.departing, self.spares = record.departing, record.spares
-        return [*(sent for index in removed for sent in self.on_gone(index)), *self._form_if_complete()]
+        return [*(sent for index in removed for sent in self.on_left_or_lost(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
@@ -295,13 +295,13 @@ class Coordinator:
         sent = self._stop("") if record.outcome == "failed" or is_stopped_alone else []
         return [*sent, *self._finish_round()]
 
-    def on_gone(self, node_index: int) -> list[Outgoing]:
+    def on_left_or_lost(self, node_index: int) -> list[Outgoing]:
         """The node has left the run by itself, its launcher does not name it any more, or it is silent."""
         if self.phase is Phase.FINISHED:
             self._yet_to_leave.discard(node_index)
             return self._all_left()
         self._waiting.pop(node_index, None)
-        self._gone.add(node_index)
+        self._absent.add(node_index)
         if self.phase is Phase.STARTING and node_index in self.participants:
             self.phase = Phase.WAITING
         if node_index not in self.participants or self.phase is Phase.WAITING:
@@ -318,21 +318,21 @@ class Coordinator:
         if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
         leaving = self._not_used_again()
-        decided = verdict(self.attempt, self._reports, self.restarts, self._why_too_few(leaving))
-        if decided.attempt_follows:
+        verdict = decide(self.attempt, self._reports, self.restarts, self._why_too_few(leaving))
+        if verdict.attempt_follows:
             self.phase, self.attempt = Phase.WAITING, self.attempt + 1
-            last = self._let_leave(leaving, decided)
-            told = self._tell(decided, dict.fromkeys([*self.participants, *last]), last)
+            last = self._let_leave(leaving, verdict)
+            told = self._tell(verdict, dict.fromkeys([*self.participants, *last]), last)
             return [*told, *self._form_if_complete()]  # Of nodes that waited, if no participant is left.
         self.phase = Phase.FINISHED
         receivers = dict.fromkeys([*self.participants, *self._waiting])
-        self._yet_to_leave = receivers.keys() - self._gone - {self.server_index}
-        return [*self._tell(decided, receivers, {}), *self._all_left()]
+        self._yet_to_leave = receivers.keys() - self._absent - {self.server_index}
+        return [*self._tell(verdict, receivers, {}), *self._all_left()]
 
-    def _tell(self, decided: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
+    def _tell(self, verdict: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
         # The cause can be large, and a launcher that leads all nodes needs only one copy.
-        brief = replace(decided, cause=None) if self.assigned else decided
-        return [Outgoing(i, last.get(i) or (decided if i == self.server_index else brief)) for i in nodes]
+        brief = replace(verdict, cause=None) if self.assigned else verdict
+        return [Outgoing(i, last.get(i) or (verdict if i == self.server_index else brief)) for i in nodes]
 
     # Nodes that are not used again.
 
@@ -351,11 +351,11 @@ class Coordinator:
         if not leaving and (others_may_come or not self._reports.node_lost):
             return ""
         reason, here = self._reports.why_one_leaves, set(self.assigned) or {*self.participants, *self._waiting}
-        remaining = len(here - self._gone - leaving) + self.spares
+        remaining = len(here - self._absent - leaving) + self.spares
         ends_rendezvous = self.server_index in leaving and not self.assigned
-        return too_few_nodes(remaining, self.min_nodes, reason, ends_rendezvous=ends_rendezvous)
+        return why_too_few_nodes(remaining, self.min_nodes, reason, ends_rendezvous=ends_rendezvous)
 
-    def _let_leave(self, leaving: set[int], decided: RoundVerdict) -> dict[int, RoundVerdict]:
+    def _let_leave(self, leaving: set[int], verdict: RoundVerdict) -> dict[int, RoundVerdict]:
         """Exclude the nodes that leave from all further rounds. Returns their last verdicts.
 
         A launcher that leads all nodes replaces and stops them itself.
@@ -365,8 +365,8 @@ class Coordinator:
             self._waiting.pop(index, None)
         if self.assigned:
             return {}
-        self._gone |= leaving
-        return dict.fromkeys(sorted(leaving), last_verdict(decided, self._reports.why_one_leaves))
+        self._absent |= leaving
+        return dict.fromkeys(sorted(leaving), last_verdict(verdict, self._reports.why_one_leaves))
 
 
 def _in_rank_order(previous: Sequence[int], waiting: Iterable[int]) -> list[int]:

@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
 from ddplaunch.protocol.rendezvous import RoundFormed, WaitingNodes
 from ddplaunch.rounds.coordinator import Coordinator
-from ddplaunch.rounds.verdict import Restarts
+from ddplaunch.rounds.verdicts import Restarts
 from tests.support.configs import a_round, agent_spec, rendezvous_config
 from tests.support.fake_agents import participants_of
 from tests.support.members import READY

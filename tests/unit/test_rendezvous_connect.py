@@ -116,7 +116,7 @@ def test_a_node_that_serves_and_still_imports_torch_has_the_time_to_join():
 
 
 def test_a_process_that_has_answered_and_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connect, "_GONE_S", 0.3)
+    monkeypatch.setattr(connect, "_SERVER_GONE_S", 0.3)
     serving = socket.create_server(("127.0.0.1", 0))
     where = replace(BY_HAND.rendezvous, server_addresses=("127.0.0.1",), port=serving.getsockname()[1])
     monkeypatch.setattr(connect._Search, "_store_of_run", lambda *_: serving.close())
@@ -125,7 +125,7 @@ def test_a_process_that_has_answered_and_ended_is_not_waited_for(monkeypatch: py
 
 
 def test_a_process_whose_queue_is_full_has_not_ended(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connect, "_GONE_S", 0.1)
+    monkeypatch.setattr(connect, "_SERVER_GONE_S", 0.1)
     monkeypatch.setattr(connect, "_PROBE_S", 0.1)
     with contextlib.ExitStack() as stack:
         importing = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1))

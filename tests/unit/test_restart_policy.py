@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
-from ddplaunch.rounds.verdict import Restarts, reason_not_to_restart, why_not_used_again
+from ddplaunch.rounds.verdicts import Restarts, why_not_used_again, why_restart_cannot_help
 from tests.support import golden
 from tests.support.configs import agent_spec
 
@@ -70,7 +70,8 @@ CAUSES: dict[str, list[WorkerExit | None]] = {
 
 def test_what_cannot_help_is_not_tried() -> None:
     """resilience 3.2 #22."""
-    golden.check("restart_policy", {name: reason_not_to_restart(each) or "restarted" for name, each in CAUSES.items()})
+    answers = {name: why_restart_cannot_help(each) or "restarted" for name, each in CAUSES.items()}
+    golden.check("restart_policy", answers)
 
 
 def test_a_mistake_of_the_program_stays_and_all_else_may_pass_by_itself() -> None:
@@ -78,7 +79,7 @@ def test_a_mistake_of_the_program_stays_and_all_else_may_pass_by_itself() -> Non
 
     def answer(message: str) -> str:
         shown = message.removesuffix(": ")  # As Python shows one without a text.
-        return "not restarted" if reason_not_to_restart([ended(message, f"{FRAMES}{shown}\n")] * 3) else "restarted"
+        return "not restarted" if why_restart_cannot_help([ended(message, f"{FRAMES}{shown}\n")] * 3) else "restarted"
 
     golden.check_answers("restarts_after", answer)
 
@@ -89,7 +90,7 @@ def test_a_mistake_of_the_program_stays_and_all_else_may_pass_by_itself() -> Non
         ([KILLED] * 2, 2, ""),
         ([WRONG_KEY] * 3, 2, "not restarted: 2 of 2 restarts used"),
         ([KILLED], 0, "not restarted: --max-restarts is 0"),
-        ([None, KILLED, *[WRONG_KEY] * 3], 9, reason_not_to_restart([WRONG_KEY] * 3)),
+        ([None, KILLED, *[WRONG_KEY] * 3], 9, why_restart_cannot_help([WRONG_KEY] * 3)),
         ([*[WRONG_KEY] * 3, KILLED], 9, ""),
     ],
 )

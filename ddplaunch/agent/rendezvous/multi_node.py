@@ -26,7 +26,7 @@ from ddplaunch.protocol.launcher_agent import (
     OrderToNodes,
 )
 from ddplaunch.protocol.rendezvous import NodeCannotJoin, NodeStops, ReportToServer
-from ddplaunch.rounds import verdict as verdicts
+from ddplaunch.rounds import verdicts
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:

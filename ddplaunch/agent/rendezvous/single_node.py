@@ -33,7 +33,7 @@ class SingleNodeRendezvous(Rendezvous):
     @cached_property
     def _coordinator(self) -> Coordinator:
         from ddplaunch.rounds.coordinator import Coordinator  # Here the forkserver already starts.
-        from ddplaunch.rounds.verdict import Restarts
+        from ddplaunch.rounds.verdicts import Restarts
 
         return Coordinator(server_index=0, min_nodes=1, max_nodes=1, restarts=Restarts(self._spec.max_restarts))
 
@@ -53,7 +53,7 @@ class SingleNodeRendezvous(Rendezvous):
 
     def finish_round(self, result: AttemptResult, *, has_unkillable: bool) -> AttemptResult:
         from ddplaunch.protocol.results import RoundVerdict
-        from ddplaunch.rounds import verdict as verdicts
+        from ddplaunch.rounds import verdicts
 
         is_stopping = self._is_stopping()
         ended = verdicts.workers_ended(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)

@@ -17,7 +17,7 @@ from ddplaunch.features.page.reading import block, content, line
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.failure_page import failure_line, how, is_victim
-from ddplaunch.protocol.results import NEVER_RESTARTED
+from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED
 from ddplaunch.system.files.run_folder import FAILURE_PAGE
 from ddplaunch.text import clock, duration, fold_ints, grouped
 
@@ -136,7 +136,7 @@ def sentences(files: RunFiles) -> list[str]:
 
 def _why_no_restart(attempt: AttemptResult) -> str:
     """Also after a success or a restart ``decision`` has a text, which says nothing new."""
-    is_told = attempt.decision == NEVER_RESTARTED or attempt.outcome != "failed" or attempt.attempt_follows
+    is_told = attempt.decision == NO_RESTARTS_ALLOWED or attempt.outcome != "failed" or attempt.attempt_follows
     return "" if is_told else attempt.decision
 
 

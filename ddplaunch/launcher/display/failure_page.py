@@ -14,7 +14,7 @@ from ddplaunch import features
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import INTERNAL, NODE_LOST
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.results import NEVER_RESTARTED
+from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED
 from ddplaunch.text import clock, escape, fold_ints, grouped, quote, ranks
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _hint(
 
 def _reasons(attempt: AttemptResult) -> list[str]:
     """Why the attempt ended, if no worker's failure ended it, and why no restart follows."""
-    decision = "" if attempt.decision == NEVER_RESTARTED else attempt.decision
+    decision = "" if attempt.decision == NO_RESTARTS_ALLOWED else attempt.decision
     return [quote(text, _MAX_COLUMNS) for text in (attempt.reason, decision) if text]
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.rendezvous import WorkersEnded
-from ddplaunch.protocol.results import NEVER_RESTARTED, AttemptResult, RoundVerdict, WorkerExit
+from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED, AttemptResult, RoundVerdict, WorkerExit
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ _GOES_ON = "the job goes on with other nodes"
 _MOVES = "the job goes on with another rendezvous"
 _SUCCEEDED = "all workers have succeeded"
 _STOPPED = "not restarted: the run was stopped"
-# Not equal to NEVER_RESTARTED, which the failure page does not show: this it shows.
-_FAILED_TOO = f"{NEVER_RESTARTED}, and a worker has failed, not because of the loss"
+# Not equal to NO_RESTARTS_ALLOWED, which the failure page does not show: this it shows.
+_FAILED_TOO = f"{NO_RESTARTS_ALLOWED}, and a worker has failed, not because of the loss"
 _LOST = "not restarted: the rendezvous is lost"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
 
@@ -93,11 +93,11 @@ def workers_ended(result: AttemptResult, node_index: int, *, is_stopping: bool, 
 class RoundReports:
     """Everything that the nodes have reported on one round so far.
 
-    What follows (``verdict``) is said by the first of these that holds:
+    What follows (``decide``) is said by the first of these that holds:
 
     - processes of the attempt cannot be killed: the end;
-    - ``has_own_failure``: a worker has failed, and not because its peers were lost or stopped: a restart, if one is
-      left and can help;
+    - ``worker_failed_by_itself``: a worker has failed, and not because its peers were lost or stopped: a restart, if
+      one is left and can help;
     - ``why_node_stopped``: a node was stopped: the end;
     - ``nodes_change``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart,
       if enough are left;
@@ -141,7 +141,7 @@ class RoundReports:
         return has_failed and not self.why_node_stopped
 
     @property
-    def has_own_failure(self) -> bool:
+    def worker_failed_by_itself(self) -> bool:
         """Whether some worker has failed by itself: no lost peer and no broken hardware of a node explains it.
 
         Where nodes are stopped for another reason, a worker may fail because its peers are stopped before it. If the
@@ -160,10 +160,10 @@ class RoundReports:
         order = {index: position for position, index in reversed(list(enumerate(self.stopping_nodes)))}
         nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
         causes = [node.cause for node in nodes if node.cause]
-        return min(causes, key=first_failure.unlikeliness, default=None)
+        return min(causes, key=first_failure.cause_order, default=None)
 
     @property
-    def reason_told(self) -> str:
+    def why_ended(self) -> str:
         """Why the round ended, if no worker's failure ended it; empty if that is not known."""
         return self.reason or next((node.reason for node in self.ended_nodes if node.reason), "")
 
@@ -195,11 +195,11 @@ class Restarts:
     def why_no_restart(self) -> str:
         """Why no restart follows the last round; empty if one may."""
         if self.count >= self.limit:
-            return f"not restarted: {self.limit} of {self.limit} restarts used" if self.limit else NEVER_RESTARTED
-        return reason_not_to_restart(self.causes)
+            return f"not restarted: {self.limit} of {self.limit} restarts used" if self.limit else NO_RESTARTS_ALLOWED
+        return why_restart_cannot_help(self.causes)
 
 
-def reason_not_to_restart(causes: Sequence[WorkerExit | None]) -> str:
+def why_restart_cannot_help(causes: Sequence[WorkerExit | None]) -> str:
     """Why another attempt cannot help, for the user; empty if it may help. ``causes`` as in ``Restarts``."""
     last = causes[-1] if causes else None
     if last and last.give_up:
@@ -229,7 +229,7 @@ def why_not_used_again(exits: Iterable[WorkerExit]) -> str:
     return ""
 
 
-def too_few_nodes(remaining: int, needed: int, leaving: str = "", *, ends_rendezvous: bool = False) -> str:
+def why_too_few_nodes(remaining: int, needed: int, leaving: str = "", *, ends_rendezvous: bool = False) -> str:
     """Why no attempt follows without the nodes that are lost or leave; empty if enough nodes remain.
 
     Args:
@@ -270,24 +270,24 @@ def _programming_error(cause: WorkerExit | None) -> tuple[str, str] | None:
 # The verdict.
 
 
-def verdict(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few: str) -> RoundVerdict:
+def decide(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few: str) -> RoundVerdict:
     """The verdict on round ``attempt``, all of whose nodes have reported. Counts the restart, if one follows.
 
-    ``why_too_few``: why the nodes that are left form no further round, as ``too_few_nodes``; empty if they can.
+    ``why_too_few``: why the nodes that are left form no further round, as ``why_too_few_nodes``; empty if they can.
     """
-    cause, has_own_failure = reports.cause, reports.has_own_failure
+    cause, by_itself = reports.cause, reports.worker_failed_by_itself
     # A lost node may be the cause of what then looks alike in several rounds; a script that gives up has its reason.
     restarts.note(cause if cause and (cause.give_up or not reports.node_lost) else None)
-    outcome, why_end = _end(reports, restarts, why_too_few)
-    is_restart = not why_end and has_own_failure
-    is_change = not why_end and not has_own_failure
+    outcome, why_end = _outcome_and_why_end(reports, restarts, why_too_few)
+    is_restart = not why_end and by_itself
+    is_change = not why_end and not by_itself
     are_too_few = bool(why_end) and why_end == why_too_few
     restarts.count += is_restart
     return RoundVerdict(
         attempt,
         outcome,
-        reason=reports.reason_told or (reports.why_node_stopped if outcome == "stopped" else ""),
-        cause=cause if outcome == "failed" and (has_own_failure or reports.leaving) else None,
+        reason=reports.why_ended or (reports.why_node_stopped if outcome == "stopped" else ""),
+        cause=cause if outcome == "failed" and (by_itself or reports.leaving) else None,
         hung=any(node.hung for node in reports.ended_nodes),
         node_leaves=reports.why_one_leaves if is_change or are_too_few else "",
         attempt_follows=not why_end,
@@ -296,50 +296,50 @@ def verdict(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few
     )
 
 
-def _end(reports: RoundReports, restarts: Restarts, why_too_few: str) -> tuple[Outcome, str]:
+def _outcome_and_why_end(reports: RoundReports, restarts: Restarts, why_too_few: str) -> tuple[Outcome, str]:
     """The outcome of the round, and why the run ends with it; empty if another attempt follows."""
     if any(node.has_unkillable for node in reports.ended_nodes):
         return "failed", _PROCESSES_LEFT
-    if reports.has_own_failure:
+    if reports.worker_failed_by_itself:
         why_no_restart = _STOPPED if reports.why_node_stopped else restarts.why_no_restart or why_too_few
         # The user has read that the job can go on without the lost node: say why it does not.
-        return "failed", _FAILED_TOO if reports.node_lost and why_no_restart == NEVER_RESTARTED else why_no_restart
+        return "failed", _FAILED_TOO if reports.node_lost and why_no_restart == NO_RESTARTS_ALLOWED else why_no_restart
     if reports.why_node_stopped:
         return "stopped", _STOPPED
     if reports.nodes_change:
-        why_end = reason_not_to_restart(restarts.causes) or why_too_few
+        why_end = why_restart_cannot_help(restarts.causes) or why_too_few
         return "failed" if why_end or reports.leaving else "stopped", why_end
     return "succeeded", _SUCCEEDED
 
 
-def last_verdict(decided: RoundVerdict, reason: str) -> RoundVerdict:
-    """The last verdict of a node that leaves for ``reason``, where the others go on after the verdict ``decided``."""
+def last_verdict(verdict: RoundVerdict, reason: str) -> RoundVerdict:
+    """The last verdict of a node that leaves for ``reason``, where the others go on after ``verdict``."""
     decision = f"not restarted: {reason}; the other nodes go on"
-    return RoundVerdict(decided.attempt, "failed", cause=decided.cause, node_leaves=reason, decision=decision)
+    return RoundVerdict(verdict.attempt, "failed", cause=verdict.cause, node_leaves=reason, decision=decision)
 
 
 # What it means for a node.
 
 
-def with_verdict(result: AttemptResult, decided: RoundVerdict, *, is_stopping: bool) -> AttemptResult:
+def with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: bool) -> AttemptResult:
     """``result`` with the verdict on the round of all nodes."""
-    was_stopped = result.outcome == "stopped" and (is_stopping or decided.attempt_follows)
+    was_stopped = result.outcome == "stopped" and (is_stopping or verdict.attempt_follows)
     return replace(
         result,
-        outcome=result.outcome if was_stopped else decided.outcome,
-        reason=result.reason or decided.reason,
-        cause=decided.cause,
-        hung=result.hung or decided.hung,
-        node_leaves=decided.node_leaves,
-        attempt_follows=decided.attempt_follows,
-        restart_follows=decided.restart_follows,
-        decision=decided.decision,
+        outcome=result.outcome if was_stopped else verdict.outcome,
+        reason=result.reason or verdict.reason,
+        cause=verdict.cause,
+        hung=result.hung or verdict.hung,
+        node_leaves=verdict.node_leaves,
+        attempt_follows=verdict.attempt_follows,
+        restart_follows=verdict.restart_follows,
+        decision=verdict.decision,
     )
 
 
-def of_spare(decided: RoundVerdict) -> AttemptResult:
+def of_spare(verdict: RoundVerdict) -> AttemptResult:
     """The result of a node that had no part in the last round."""
-    return with_verdict(AttemptResult(decided.attempt, decided.outcome, (), 0.0), decided, is_stopping=False)
+    return with_verdict(AttemptResult(verdict.attempt, verdict.outcome, (), 0.0), verdict, is_stopping=False)
 
 
 # A node that gets no verdict.
