@@ -152,7 +152,7 @@ class RendezvousConfig:
         departing: assigned nodes that leave after an attempt, if another one follows; as ``assigned``.
         spares: number of hosts that can replace assigned nodes; as ``assigned``.
         attempt: number of the first round; above 0 where the launcher has begun another rendezvous.
-        restarts_so_far: restarts before the first round of this rendezvous.
+        restart_count: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
         interface: network interface whose address is ``local_addr``; ``local_addr`` takes precedence.
         join_timeout_s: seconds to wait for ``min_nodes`` nodes.
@@ -180,7 +180,7 @@ class RendezvousConfig:
     departing: tuple[int, ...] = ()
     spares: int = 0
     attempt: int = 0
-    restarts_so_far: int = 0
+    restart_count: int = 0
     other_ports: tuple[int, ...] = ()
     secret: str = field(default="", repr=False)
 

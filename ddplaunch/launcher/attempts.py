@@ -66,7 +66,7 @@ class Attempts:
         """By node: the first attempt of which it may still report the end; 0 unless it has been heard."""
 
     @property
-    def restarts_so_far(self) -> int:
+    def restart_count(self) -> int:
         """Number of failed attempts after which the workers were, or are being, restarted."""
         still_open = sum(opened.restart_follows for opened in self._open.values())
         return sum(result.restart_follows for result in self.ended) + still_open

@@ -88,7 +88,7 @@ class Participants:
         """Of the current rendezvous, and how many have followed the one at which a round was formed last."""
         self._lost_by: list[int] = []
         """The nodes that have lost these."""
-        self._attempt = self._restarts_so_far = 0
+        self._attempt = self._restart_count = 0
         """What the current rendezvous has begun with: the number of its first round, and the restarts before it."""
         self._endpoint: EndpointOpen | None = None
         self._informed: set[int] = set()
@@ -281,7 +281,7 @@ class Participants:
         if self.server_index is None:
             self.server_index = self.indices[0]
             self._number, self._tries, self._endpoint = self._number + 1, self._tries + 1, None
-            self._attempt, self._restarts_so_far = self._attempts.next_number, self._attempts.restarts_so_far
+            self._attempt, self._restart_count = self._attempts.next_number, self._attempts.restart_count
             self._informed.clear()
         for index in self.indices if self._endpoint else (self.server_index,):
             if index not in self._informed:
@@ -299,7 +299,7 @@ class Participants:
             departing=tuple(self.departing) if index == self.server_index else (),
             spares=self.spares,
             attempt=self._attempt,
-            restarts_so_far=self._restarts_so_far,
+            restart_count=self._restart_count,
             search_timeout_s=min(_SEARCH_S, settings.join_timeout_s / 2),
         )
         if self._endpoint:

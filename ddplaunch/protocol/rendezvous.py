@@ -39,7 +39,7 @@ class NodeJoined:
         attempt: the lowest round number that this node has not used in any rendezvous.
         departs: why the node should take part only if it is needed, as SLURM takes it out of service; empty if it does
             not. Only where each node has a launcher.
-        restarts_so_far: those that this node knows of. The launcher may not when another node begins to serve: the
+        restart_count: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
         nonce: a random text that the member adds: the records of the coordinator to this node are signed with a key
             that is made of it.
@@ -51,7 +51,7 @@ class NodeJoined:
     server_address: OneLine = ""
     attempt: Count = 0
     departs: OneLine = ""
-    restarts_so_far: Count = 0
+    restart_count: Count = 0
     nonce: OneLine = ""
 
 

@@ -266,7 +266,7 @@ class CoordinatorRunner:
             server_index=ready.node_index,
             min_nodes=settings.min_nodes,
             max_nodes=settings.max_nodes,
-            restarts=Restarts(spec.max_restarts, settings.restarts_so_far),
+            restarts=Restarts(spec.max_restarts, settings.restart_count),
             assigned=settings.assigned,
             attempt=settings.attempt,
             departing=settings.departing,

@@ -240,7 +240,7 @@ class Coordinator:
         self.phase = Phase.STARTING
         joined = [self._waiting[index] for index in self.participants]
         self.attempt = max(self.attempt, *(node.attempt for node in joined))
-        self.restarts.count = max(self.restarts.count, *(node.restarts_so_far for node in joined))
+        self.restarts.restart_count = max(self.restarts.restart_count, *(node.restart_count for node in joined))
         departing = [i for i, node in self._waiting.items() if node.departs and i not in self.participants]
         listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
         return [listen, *map(self._no_place, departing)]
@@ -268,9 +268,9 @@ class Coordinator:
     def _start(self, store: WorkersStoreListens) -> list[Outgoing]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
-        rounds = _rounds_by_node(self.attempt, self.restarts.count, sizes, store)
+        rounds = _rounds_by_node(self.attempt, self.restarts.restart_count, sizes, store)
         nodes = Counter(self._hosts[index] for index in self.participants)
-        limit = self.restarts.limit
+        limit = self.restarts.max_restarts
         return [
             Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1, max_restarts=limit))
             for index, round_ in zip(self.participants, rounds, strict=True)

@@ -176,15 +176,15 @@ class Restarts:
     """The restarts of a run.
 
     Attributes:
-        limit: ``--max-restarts``.
-        count: number of restarts so far; in records ``restarts_so_far``, and ``restart_count`` of a Round.
+        max_restarts: how many are allowed.
+        restart_count: number of restarts so far.
         causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended. The
             coordinator of a new rendezvous gets the count and not the causes: it needs ``MAX_IDENTICAL_FAILURES``
             rounds of its own before it calls them identical.
     """
 
-    limit: int
-    count: int = 0
+    max_restarts: int
+    restart_count: int = 0
     causes: tuple[WorkerExit | None, ...] = ()
 
     def note(self, cause: WorkerExit | None) -> None:
@@ -194,9 +194,10 @@ class Restarts:
     @property
     def why_no_restart(self) -> str:
         """Why no restart follows the last round; empty if one may."""
-        if self.count >= self.limit:
-            return f"not restarted: {self.limit} of {self.limit} restarts used" if self.limit else NO_RESTARTS_ALLOWED
-        return why_restart_cannot_help(self.causes)
+        if self.restart_count < self.max_restarts:
+            return why_restart_cannot_help(self.causes)
+        used = f"not restarted: {self.max_restarts} of {self.max_restarts} restarts used"
+        return used if self.max_restarts else NO_RESTARTS_ALLOWED
 
 
 def why_restart_cannot_help(causes: Sequence[WorkerExit | None]) -> str:
@@ -282,7 +283,7 @@ def decide(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few:
     is_restart = not why_end and by_itself
     is_change = not why_end and not by_itself
     are_too_few = bool(why_end) and why_end == why_too_few
-    restarts.count += is_restart
+    restarts.restart_count += is_restart
     return RoundVerdict(
         attempt,
         outcome,
@@ -292,7 +293,7 @@ def decide(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few:
         node_leaves=reports.why_one_leaves if is_change or are_too_few else "",
         attempt_follows=not why_end,
         restart_follows=is_restart,
-        decision=why_end or (_GOES_ON if is_change else f"restart {restarts.count} of {restarts.limit}"),
+        decision=why_end or (_GOES_ON if is_change else f"restart {restarts.restart_count} of {restarts.max_restarts}"),
     )
 
 

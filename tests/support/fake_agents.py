@@ -83,7 +83,7 @@ def brief(record: object) -> str:
         "at": here.server_addresses,
         "port": here.port,
         "attempt": here.attempt,
-        "restarts": here.restarts_so_far,
+        "restarts": here.restart_count,
         "assigned": here.assigned,
         "departing": here.departing,
     }

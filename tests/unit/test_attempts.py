@@ -71,7 +71,7 @@ class Launcher:
         word, *arguments = shlex.split(step)
         said = getattr(self, word)(*arguments)
         known = ", the outcome is known" if self.attempts.outcome_is_known else ""
-        counts = f"{self.attempts.restarts_so_far} restarts, next is attempt {self.attempts.next_number}{known}"
+        counts = f"{self.attempts.restart_count} restarts, next is attempt {self.attempts.next_number}{known}"
         return "\n".join([step, *(f"    {line}" for line in (*said, counts))])
 
 
@@ -121,7 +121,7 @@ class Reader:
 
     def known(self) -> tuple[object, ...]:
         """All that other parts ask for; the last is what is known at the end of the run."""
-        counts = self.attempts.restarts_so_far, self.attempts.outcome_is_known, self.attempts.next_number
+        counts = self.attempts.restart_count, self.attempts.outcome_is_known, self.attempts.next_number
         self.shown += self.attempts.close()
         return *counts, self.attempts.ended
 

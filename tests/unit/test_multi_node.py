@@ -105,7 +105,7 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(new_
     assert node.rendezvous.next_round()
     assert node.rendezvous.finish_round(FAILED, has_unkillable=False).restart_follows
     assert node.rendezvous.next_round()
-    assert node.told[-1] == NodeJoined(3, "gpu1", 1, "127.0.0.1", attempt=1, restarts_so_far=1)
+    assert node.told[-1] == NodeJoined(3, "gpu1", 1, "127.0.0.1", attempt=1, restart_count=1)
 
 
 @pytest.mark.parametrize(

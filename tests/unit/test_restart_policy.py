@@ -98,7 +98,7 @@ def test_the_limit_counts_more_than_whether_a_restart_could_help(
     causes: list[WorkerExit | None], limit: int, why: str
 ) -> None:
     """Each cause but the last was followed by a restart."""
-    restarts = Restarts(limit, count=len(causes) - 1)
+    restarts = Restarts(limit, restart_count=len(causes) - 1)
     for cause in causes:
         restarts.note(cause)
     assert restarts.why_no_restart == why

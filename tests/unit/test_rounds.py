@@ -278,7 +278,7 @@ class Rounds(RuleBasedStateMachine):
     def no_more_restarts_than_allowed(self) -> None:
         restarts = self.coordinator.restarts
         followed = sum(any(told.restart_follows for told in each.values()) for each in self.answers.values())
-        assert followed <= restarts.count <= restarts.limit
+        assert followed <= restarts.restart_count <= restarts.max_restarts
 
 
 def _is_consequence(report: WorkersEnded) -> bool:

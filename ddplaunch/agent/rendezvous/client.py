@@ -185,14 +185,14 @@ class RendezvousClient:
             one_launcher_leads=spec.one_launcher_leads,
         )
 
-    def join(self, local_world_size: int, attempt: int, departs: str, restarts_so_far: int) -> None:
+    def join(self, local_world_size: int, attempt: int, departs: str, restart_count: int) -> None:
         """Join the next round; the parameters are as in NodeJoined. ``formed`` and ``verdict`` are then its own."""
         if not self.ready:
             return
         self.formed = self.verdict = None
         self._joined_time_s, self._departs = time.time(), departs
         index, address = self.ready.node_index, self.ready.server_address
-        self.send(NodeJoined(index, self._host, local_world_size, address, attempt, departs, restarts_so_far))
+        self.send(NodeJoined(index, self._host, local_world_size, address, attempt, departs, restart_count))
 
     def take_store_listener(self) -> socket.socket | None:
         """The bound socket of the workers' store, on the first node of the round; the caller must close it."""

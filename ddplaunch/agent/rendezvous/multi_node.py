@@ -57,7 +57,7 @@ class MultiNodeRendezvous(Rendezvous):
         self._local_world_size = local_world_size
         self._next_config = node.spec.rendezvous
         self._client: RendezvousClient | None = None
-        self._next_attempt = self._restarts_so_far = 0
+        self._next_attempt = self._restart_count = 0
         self._is_agreed = False
         self._departs = ""
         self._join_until, self._others_import = NEVER, False
@@ -129,7 +129,7 @@ class MultiNodeRendezvous(Rendezvous):
         self._wait_for(lambda: bool(client.formed or client.verdict), lambda: self._join_deadline(client))
 
     def _join(self, client: RendezvousClient) -> None:
-        client.join(self._local_world_size, self._next_attempt, self._departs, self._restarts_so_far)
+        client.join(self._local_world_size, self._next_attempt, self._departs, self._restart_count)
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
         client = self._client
@@ -254,7 +254,7 @@ class MultiNodeRendezvous(Rendezvous):
             return verdicts.of_missing_verdict(result, self.why_workers_must_stop, client.endpoint)
         if not verdict.attempt_follows:
             self._leave(client)
-        self._restarts_so_far = result.restart_count + verdict.restart_follows
+        self._restart_count = result.restart_count + verdict.restart_follows
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _await_verdict(self, client: RendezvousClient, succeeded: bool) -> RoundVerdict | None:
