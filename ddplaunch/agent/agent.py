@@ -26,7 +26,7 @@ from ddplaunch.agent.workers.exit_details import (
     outcome,
     shorten,
 )
-from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
+from ddplaunch.agent.workers.forkserver_client import HELPERS, MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.errors import NODE_LOST, LaunchError
 from ddplaunch.mailbox import NEVER
@@ -69,7 +69,7 @@ class Agent(NodeServices):
         Raises:
             LaunchError: the workers cannot run on this node with these settings.
         """
-        self.spec = self._spec = spec  # The second will have what the nodes agree on.
+        self.spec = self._agreed_spec = spec  # The second will have what the nodes agree on.
         self.outbox, self._mailbox, self.post = outbox, mailbox, mailbox.post
         # First: a driver that does not answer delays both this and the placement, at the same time.
         self.begun = parts.begin(spec, mailbox.post)
@@ -117,13 +117,13 @@ class Agent(NodeServices):
         """
         self.outbox.send(AgentReady(self.placement.local_world_size))
         self.forkserver.ensure_forkserver()  # The forkserver imports torch while the nodes join.
-        self.outbox.send(this_node.details(self._spec))
+        self.outbox.send(this_node.details(self.spec))
         if not all(part.may_take_part() for part in self._parts):
             self._takes_part = False
             self.wait(self.is_stopping)  # The launcher replaces this node, or ends the run.
             return self.close()
         while (opened := self.rendezvous.next_round()) is not None:
-            self._spec = self.rendezvous.complete(self._spec)
+            self._agreed_spec = self.rendezvous.complete(self._agreed_spec)
             ended = self._run_attempt(*opened)
             evidence = tuple(chain.from_iterable(part.evidence(ended.exits) for part in self._parts))
             result = self.rendezvous.finish_round(ended, has_unkillable=bool(self._unkillable_pids))
@@ -159,7 +159,7 @@ class Agent(NodeServices):
 
     def _run_attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
         started_at, oom_counters, self._failure = time.monotonic(), OomCounters.read(), None
-        self._group = group = WorkerGroup(self._spec, round_, self.outbox)
+        self._group = group = WorkerGroup(self._agreed_spec, round_, self.outbox)
         for part in self._parts:
             part.on_attempt(group, round_)
         with listener or contextlib.nullcontext():
@@ -167,7 +167,7 @@ class Agent(NodeServices):
         for part in self._parts:
             part.on_started()
         self.wait(lambda: group.all_ended or group.any_failed or self._must_stop())
-        if self._must_stop_other_nodes(group):
+        if self._others_must_stop(group):
             self.rendezvous.report_stop()
         for part in self._parts:
             part.before_stop(self._failure)
@@ -178,7 +178,7 @@ class Agent(NodeServices):
         for part in self._parts:
             exits = part.on_attempt_ended(exits)
         exits = shorten(exits, round_.nnodes)
-        failure = final_failure(self._failure, self._unkillable_pids, self._spec.host, out_of_memory)
+        failure = final_failure(self._failure, self._unkillable_pids, self.spec.host, out_of_memory)
         was_stopped = self.is_stopping() or self.rendezvous.why_workers_must_stop is not None
         return AttemptResult(
             attempt=round_.attempt,
@@ -201,9 +201,9 @@ class Agent(NodeServices):
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self.rendezvous.why_workers_must_stop is not None)
 
-    def _must_stop_other_nodes(self, group: WorkerGroup) -> bool:
-        """Whether this node has failed or was stopped alone; a launcher that leads all nodes stops the others, too."""
-        was_stopped_alone = self._why_stopped_alone is not None or not self._spec.one_launcher_leads
+    def _others_must_stop(self, group: WorkerGroup) -> bool:
+        """Whether this node has failed, or was stopped alone: not by a launcher that leads all nodes, and stops all."""
+        was_stopped_alone = self._why_stopped_alone is not None or not self.spec.one_launcher_leads
         return bool(group.any_failed or self._failure or (self._stop_order and was_stopped_alone))
 
     # Starting.
@@ -221,12 +221,12 @@ class Agent(NodeServices):
         for worker in group.workers:
             plan = self.forkserver.plan
             texts = self._texts_for(worker) if plan.bootstrap else {}
-            spec = start_plan.worker_spec(self._spec, plan, self.placement, round_, worker, environ, texts)
+            spec = start_plan.worker_spec(self._agreed_spec, plan, self.placement, round_, worker, environ, texts)
             self.forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self.forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
         if not self.wait(all_started, lambda: self._last_start_at + _START_S):
-            text = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
+            text = f"the forkserver on {self.spec.host} has started no worker for {_START_S:.0f} s"
             self.fail(AttemptFailure(text))
         elif not self.forkserver.is_starting and not self._failure:
             group.report_started(self.forkserver.import_s)
@@ -238,7 +238,7 @@ class Agent(NodeServices):
         self.forkserver.ensure_forkserver()
         is_ready = lambda: self.forkserver.is_ready or self._must_stop()  # noqa: E731
         if not self.wait(is_ready, time.monotonic() + _SLOW_IMPORT_S):
-            self.outbox.send(Notice(f"importing torch on {self._spec.host} takes long: busy CPUs, or a slow disk"))
+            self.outbox.send(Notice(f"importing torch on {self.spec.host} takes long: busy CPUs, or a slow disk"))
             self.wait(is_ready)
 
     def start_member(self, fds: list[int]) -> None:
@@ -276,7 +276,7 @@ class Agent(NodeServices):
         if not self.wait(lambda: not self.forkserver.is_starting, time.monotonic() + processes.UNKILLABLE_AFTER_S):
             self.forkserver.close_forkserver()  # The forkserver hangs; the sweep kills workers that it has started.
         if not group.all_ended:
-            self._kill_deadline = min(self._kill_deadline, time.monotonic() + self._spec.timeouts.shutdown_timeout_s)
+            self._kill_deadline = min(self._kill_deadline, time.monotonic() + self.spec.timeouts.shutdown_timeout_s)
             group.stop(self._stop_order.signum if self._stop_order else signal.SIGTERM)
             self.wait(lambda: group.all_ended, lambda: self._kill_deadline)
         if not group.all_ended:
@@ -348,9 +348,9 @@ class Agent(NodeServices):
         if local_rank is None:  # The forkserver was closed meanwhile; the sweep kills the process.
             return
         if not event.pid:
-            text = f"{self._spec.host} cannot start another process: {event.error} ({limits.PROCESS_LIMITS_HINT})"
+            text = f"{self.spec.host} cannot start another process: {event.error} ({limits.PROCESS_LIMITS_HINT})"
             self.fail(AttemptFailure(text))
-        elif local_rank < 0:
+        elif local_rank in HELPERS:
             self._helper_pids[local_rank] = event.pid
             on_exited = functools.partial(self._on_helper_exited, local_rank)
             processes.watch_exit(event.pid, event.tag, lambda: self._mailbox.post(on_exited))
@@ -374,17 +374,17 @@ class Agent(NodeServices):
         return self.forkserver.is_starting or not group.all_ended
 
     def _on_launcher_lost(self) -> None:
-        self._why_stopped_alone = f"the agent on {self._spec.host} lost contact with the launcher"
+        self._why_stopped_alone = f"the agent on {self.spec.host} lost contact with the launcher"
         self.rendezvous.on_launcher_lost()
-        self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_timeout_s))
+        self._on_stop(StopWorkers(signal.SIGTERM, self.spec.timeouts.shutdown_timeout_s))
 
     def _on_signal(self, signum: int) -> None:
         self.outbox.send(AgentSignalled(signum))
         if signum in (signal.SIGUSR1, signal.SIGUSR2):  # The launcher sends them to all workers.
             return
         name = first_failure.describe(-signum)
-        self._why_stopped_alone = f"another process sent {name} to the agent on {self._spec.host}"
-        self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_timeout_s))
+        self._why_stopped_alone = f"another process sent {name} to the agent on {self.spec.host}"
+        self._on_stop(StopWorkers(signum, self.spec.timeouts.shutdown_timeout_s))
 
     def _on_stop(self, order: StopWorkers) -> None:
         earlier, self._stop_order = self._stop_order, order

@@ -22,7 +22,7 @@ from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepNode
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalReceived, StopRequests
@@ -100,7 +100,7 @@ def _execute(
     spec: AgentSpec | None = None
     host = "this node"
     try:
-        received = wire.read_record(stream, (AgentSpec, SweepRun), _queries)
+        received = wire.read_record(stream, (AgentSpec, SweepNode), _queries)
         signal.alarm(0)  # Set by remote_start, for an agent whose launcher is cut off before the first record.
         if received is None:
             return ()
@@ -152,8 +152,8 @@ def _queries() -> tuple[type, ...]:
 
 def _serve_without_run(order: object, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
     """Sweep a run, or answer queries until the launcher has no more."""
-    if isinstance(order, SweepRun):
-        return _sweep_run(order)
+    if isinstance(order, SweepNode):
+        return _sweep_node(order)
     while (unkillable := features.answering_module(order).serve(order, stream, outbox)) is None:
         received = wire.read_record(stream, _queries())
         if received is None:
@@ -171,7 +171,7 @@ def _describe(error: Exception, host: str) -> AgentFailed:
     return AgentFailed(f"a bug in ddplaunch's agent on {host}\n{traceback.format_exc()}", "", errors.INTERNAL)
 
 
-def _sweep_run(order: SweepRun) -> tuple[int, ...]:
+def _sweep_node(order: SweepNode) -> tuple[int, ...]:
     """Kill the run's cgroup first: that also ends processes without the run tag in their environment."""
     in_cgroup = cgroup.kill_tagged(order.node_tag, time.monotonic() + 1)
     excluded = frozenset((*order.excluded_pids, os.getpid()))

@@ -94,14 +94,14 @@ def _config(completed: CompletedOptions, environ: Mapping[str, str]) -> LaunchCo
     options = completed.options
     hosts = host_options.select_hosts(options, environ, completed.hosts)
     min_nodes, max_nodes = rendezvous_options.nnodes(options, hosts)
-    one_launcher_leads = bool(hosts or options["dry_run"])
-    meets = max_nodes > 1 and not one_launcher_leads
+    starts_all_nodes = bool(hosts or options["dry_run"])
+    meets = max_nodes > 1 and not starts_all_nodes
     if options["verbose"] and options["quiet"]:
         raise UsageError("--verbose and --quiet exclude each other")
     conf = rendezvous_options.parse_rdzv_conf(
         "" if options["standalone"] else options["rdzv_conf"],
         is_static=options["rdzv_backend"] == "static",
-        one_launcher_leads=one_launcher_leads,
+        starts_all_nodes=starts_all_nodes,
     )
     rendezvous_options.check(options, max_nodes)  # The endpoint of store_type=file is a path.
     warnings = [conf.ignored] if conf.ignored and max_nodes > 1 else []
@@ -121,7 +121,7 @@ def _config(completed: CompletedOptions, environ: Mapping[str, str]) -> LaunchCo
         max_nodes=max_nodes,
         workers=WorkerConfig(**found["workers"]),
         output=_output(found["output"], options),
-        timeouts=_timeouts(found["timeouts"], conf if one_launcher_leads else None),
+        timeouts=_timeouts(found["timeouts"], conf if starts_all_nodes else None),
         rendezvous=replace(meeting, **completed.rendezvous) if meeting else None,
         hosts=hosts,
         remote=RemoteConfig(**{"transport": completed.transport, **found["remote"]}, environ=variables),
@@ -141,9 +141,9 @@ def _output(found: Mapping[str, Any], options: Mapping[str, Any]) -> OutputConfi
 
 
 def _timeouts(found: Mapping[str, Any], conf: RdzvConf | None) -> TimeoutConfig:
-    """``conf`` is None where each node has a launcher: ``RendezvousConfig`` then has these times."""
+    """``conf`` is None unless this launcher starts all nodes: ``RendezvousConfig`` has these times, or none has."""
     timeouts = TimeoutConfig(**found)
-    return replace(timeouts, join_timeout_s=conf.join_timeout_s, lost_after_s=conf.lost_after_s) if conf else timeouts
+    return replace(timeouts, join_timeout_s=conf.join_timeout_s, lost_after_s=conf.keep_alive_s) if conf else timeouts
 
 
 def _without_effect(options: Mapping[str, Any], max_nodes: int) -> list[str]:

@@ -115,28 +115,29 @@ IGNORED = {
 
 @dataclass(frozen=True)
 class RdzvConf:
-    """The settings that have an effect, as in ``RendezvousConfig``; None where not given.
+    """The settings that have an effect; None where not given. Those without a line are as in ``RendezvousConfig``.
 
     Attributes:
-        lost_after_s: ``RendezvousConfig.silent_after_s``; where one launcher leads all nodes, that of TimeoutConfig.
+        keep_alive_s: ``silent_after_s`` of RendezvousConfig, or ``lost_after_s`` of TimeoutConfig where this launcher
+            starts all nodes.
         ignored: a sentence that names the keys without effect; empty if all have one.
     """
 
     join_timeout_s: float
     search_timeout_s: float | None
     last_call_timeout_s: float
-    lost_after_s: float
+    keep_alive_s: float
     is_host: bool | None
     ignored: str
 
 
-def parse_rdzv_conf(text: str, *, is_static: bool, one_launcher_leads: bool) -> RdzvConf:
+def parse_rdzv_conf(text: str, *, is_static: bool, starts_all_nodes: bool) -> RdzvConf:
     """Parse ``KEY=VALUE,...``.
 
     Args:
         text: value of ``--rdzv-conf``.
         is_static: torchrun's static backend, in which node rank 0 is the host.
-        one_launcher_leads: it leads all nodes, and so assigns their rendezvous.
+        starts_all_nodes: this launcher does, over SSH or in a dry run, and so assigns their rendezvous.
 
     Raises:
         OptionError: not such a list, or an invalid value.
@@ -145,12 +146,12 @@ def parse_rdzv_conf(text: str, *, is_static: bool, one_launcher_leads: bool) -> 
     if conf.get("store_type", "tcp").lower() != "tcp":
         hint = "Give a --rdzv-endpoint HOST:PORT of one of the nodes, and leave store_type out."
         raise OptionError("--rdzv-conf", f"store_type={conf['store_type']}", "the nodes connect over TCP only", hint)
-    unused = _LAUNCHER_ASSIGNS if one_launcher_leads else _STATIC_ASSIGNS if is_static else {}
+    unused = _LAUNCHER_ASSIGNS if starts_all_nodes else _STATIC_ASSIGNS if is_static else {}
     return RdzvConf(
         join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", TimeoutConfig.join_timeout_s)),
         search_timeout_s=_seconds(conf, "read_timeout", 0.0) or None,
         last_call_timeout_s=_seconds(conf, "last_call_timeout", 30.0, may_be_0=True),
-        lost_after_s=_seconds(conf, "keep_alive_interval", 5 / 3) * _number(conf, "keep_alive_max_attempt", 3.0),
+        keep_alive_s=_seconds(conf, "keep_alive_interval", 5 / 3) * _number(conf, "keep_alive_max_attempt", 3.0),
         is_host=_flag(conf, "is_host"),
         ignored=_without_effect(conf, unused),
     )
@@ -275,7 +276,7 @@ def rendezvous(
         join_timeout_s=conf.join_timeout_s,
         search_timeout_s=conf.search_timeout_s or (SEARCH_TIMEOUT_S if is_server is None else None),
         last_call_timeout_s=conf.last_call_timeout_s,
-        silent_after_s=conf.lost_after_s,
+        silent_after_s=conf.keep_alive_s,
         secret=_secret(environ),
     )
 

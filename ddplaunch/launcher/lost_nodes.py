@@ -109,8 +109,8 @@ time    name                                   who acts when it is over
 
 1.  ``Pings`` calls ``on_unresponsive``. If only the agent dies, ``ChannelClosed`` comes at once. A node whose records
     cannot be handled is lost, too (``count_as_lost``).
-2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepRun`` and answers with ``AgentEnded``. The node is
-    SWEEPING until the channel of that agent closes, for at most 20 s, and then LOST.
+2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepNode`` and answers with ``AgentEnded``. The node
+    is SWEEPING until the channel of that agent closes, for at most 20 s, and then LOST.
 3.  A spare takes its position, or the world shrinks. If fewer than MIN nodes are left, also after a spare that cannot
     be used, the run ends: ``Shutdown.fail`` sends ``StopWorkers``.
 4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that does,
@@ -212,7 +212,7 @@ class LostNodes:
     def on_unresponsive(self, node: Node) -> None:
         """The machine is frozen or disconnected. Called by the pings."""
         node.handle.kill()
-        if not node.state.has_reported:
+        if not node.state.is_ending:
             self.on_lost(node, f"{node.host} has not answered for {self._lost_after_s:g} s")
 
     def count_as_lost(self, node: Node, reason: str, hint: str = "") -> None:
@@ -307,7 +307,7 @@ class LostNodes:
         self._participants.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
-        elif self._config.one_launcher_leads and (self._shutdown.node_ended or self._attempts.outcome_is_known):
+        elif self._config.one_launcher_leads and (self._shutdown.others_stop or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
         else:
             raise LaunchError(reason, hint, NODE_LOST)

@@ -57,10 +57,10 @@ class NodeState(enum.Enum):
     @property
     def has_agent(self) -> bool:
         """Whether the agent accepts records."""
-        return self is NodeState.RUNNING or self.has_reported
+        return self is NodeState.RUNNING or self.is_ending
 
     @property
-    def has_reported(self) -> bool:
+    def is_ending(self) -> bool:
         """Whether the agent has sent all its records for the outcome, and only has to exit."""
         return self in (NodeState.ENDING, NodeState.HELD)
 
@@ -81,7 +81,7 @@ class Node:
 
     Attributes:
         unkillable_pids: processes on the host that survived SIGKILL; None until the agent or a sweep has reported.
-        sweep: handle of the agent that sweeps the host; None unless the state is SWEEPING.
+        sweeper: handle of the agent that sweeps the host; None unless the state is SWEEPING.
         sweep_deadline: time limit of the sweep, by ``time.monotonic()``.
         facts: facts about a remote host; None for a local node, and until the agent is connected.
         workers: number of workers; 0 until the agent is ready.
@@ -97,7 +97,7 @@ class Node:
     handle: AgentHandle
     state: NodeState = NodeState.CONNECTING
     unkillable_pids: tuple[int, ...] | None = None
-    sweep: AgentHandle | None = None
+    sweeper: AgentHandle | None = None
     sweep_deadline: float = NEVER
     facts: NodeFacts | None = None
     workers: int = 0
@@ -151,7 +151,7 @@ class Nodes:
     def only_sweeping(self) -> list[str]:
         """The hosts whose sweeps are all that the end of the run waits for; empty if it waits for an agent, too."""
         unfinished = [node for node in self.all if not node.state.is_final]
-        return [node.host for node in unfinished] if all(node.sweep for node in unfinished) else []
+        return [node.host for node in unfinished] if all(node.sweeper for node in unfinished) else []
 
     @property
     def any_connecting(self) -> bool:
@@ -222,8 +222,8 @@ class Nodes:
 
     def sweep(self, node: Node) -> None:
         """The agent of ``node`` is lost: start to kill the node's remaining processes."""
-        node.sweep = self._transport.sweep(node.index)
-        node.state = NodeState.SWEEPING if node.sweep else NodeState.LOST
+        node.sweeper = self._transport.sweep(node.index)
+        node.state = NodeState.SWEEPING if node.sweeper else NodeState.LOST
         node.sweep_deadline = time.monotonic() + SWEEP_S
         self._sweep_deadline = min(self._sweep_deadline, node.sweep_deadline)
 
@@ -237,12 +237,12 @@ class Nodes:
     def run_due(self, now: float) -> float:
         """End the sweeps that have reached their deadline. Returns the next deadline."""
         if now >= self._sweep_deadline:
-            sweeping = [node for node in self.all if node.sweep]
+            sweeping = [node for node in self.all if node.sweeper]
             for node in sweeping:
-                if node.sweep and now >= node.sweep_deadline:
-                    node.sweep.kill()
+                if node.sweeper and now >= node.sweep_deadline:
+                    node.sweeper.kill()
                     _end_sweep(node)
-            self._sweep_deadline = min((node.sweep_deadline for node in sweeping if node.sweep), default=NEVER)
+            self._sweep_deadline = min((node.sweep_deadline for node in sweeping if node.sweeper), default=NEVER)
         return self._sweep_deadline
 
     # The end.
@@ -252,16 +252,16 @@ class Nodes:
         for node in self.all:
             node.handle.end_input()
         for node in self.all:
-            for handle in (node.handle, node.sweep):
+            for handle in (node.handle, node.sweeper):
                 if handle:
                     handle.close(timeout_s)
         self._transport.close()
 
 
 def _end_sweep(node: Node) -> None:
-    if node.sweep:
-        node.sweep.close()
-        node.sweep, node.state = None, NodeState.LOST
+    if node.sweeper:
+        node.sweeper.close()
+        node.sweeper, node.state = None, NodeState.LOST
 
 
 def _all_passed(nodes: list[Node], passed: Callable[[Node], bool]) -> bool:

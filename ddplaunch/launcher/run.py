@@ -96,7 +96,7 @@ class Run:
         self._nodes = nodes = Nodes(transport, spec)
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.each_node_has_launcher else (config.min_nodes, config.max_nodes)
-        rendezvous = setup.rendezvous_config(config, run_tag) if config.one_launcher_leads else None
+        rendezvous = setup.assigned_rendezvous(config, run_tag) if config.one_launcher_leads else None
         self._participants = participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
         self._shutdown = shutdown = Shutdown(config, nodes, messages, watches.on_stop, watches.after_stop)
         report = self._report_attempts
@@ -337,7 +337,7 @@ class Run:
 
     def _on_channel_closed(self, node: Node) -> None:
         returncode = node.handle.close()
-        if node.state.has_reported:
+        if node.state.is_ending:
             node.state = NodeState.DONE
         else:
             self._lost_nodes.on_channel_closed(node, returncode)
@@ -347,7 +347,7 @@ class Run:
         self._report_attempts(self._attempts.remove_node(node.index))
         is_needed = node.index in self._participants.indices
         if self._config.one_launcher_leads and is_needed and not self._shutdown.in_progress:
-            self._shutdown.on_node_ended()
+            self._shutdown.stop_others()
 
     # The end of the run.
 

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 HEARTBEAT_MARGIN_S = 3.0
-"""Seconds that are added to ``lost_after_s`` where nodes count a silent one as lost, by its heartbeats.
+"""Seconds by which the coordinator counts a silent node as lost later than a launcher that leads all nodes.
 
-The pings show a loss after 5 s (4 to 6, since they are sent once a second), the heartbeats after 8 s (7 to 9). The
-first only replaces the node; the second costs a new rendezvous.
+The launcher has its pings (5 s: 4 to 6, since they are sent once a second), the coordinator has heartbeats (8 s: 7 to
+9). The launcher replaces the node in the same rendezvous; what the coordinator notices first costs a new one.
 """
 
 SLOW_START_S = 25.0
@@ -63,8 +63,8 @@ def local_host_name() -> str:
     return socket.gethostname().split(".")[0] or "localhost"
 
 
-def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
-    """Rendezvous settings of a run whose nodes this launcher starts."""
+def assigned_rendezvous(config: LaunchConfig, token: str) -> RendezvousConfig:
+    """What all rendezvous have in common that this launcher assigns to the nodes that it starts."""
     return RendezvousConfig(
         token=token,
         min_nodes=config.min_nodes,
@@ -167,7 +167,7 @@ def agent_spec(
     workers_program = program(config)
     python = workers_program.python
     fds = inherited_fds or {}
-    # ``max_restarts`` is one of them: the coordinator decides about restarts, see ``rounds/verdicts.py``.
+    # With ``max_restarts``: the agent hands it to the coordinator, which decides about restarts.
     shared = {field.name: getattr(config, field.name) for field in fields(AgentConfig)}
     shared["master_addr"] = config.master_addr or config.local_addr
     if config.hosts:

@@ -40,7 +40,7 @@ class Shutdown:
         outcome_known_at: when a node has reported that no attempt follows, as ``time.monotonic()``.
         requests: how often the user has asked to stop, also while watches hold nodes and after the run.
         error: the reason of a failure other than a worker's; of several errors the first.
-        node_ended: the agent of a node has ended, so the other nodes are stopped.
+        others_stop: the run is over, since the agent of a node has ended, or by a bug: the other nodes are stopped.
         has_killed: agents that did not end in time have been killed.
     """
 
@@ -56,7 +56,7 @@ class Shutdown:
         self.signals: list[int] = []
         self.outcome_known_at = self._signalled_at = NEVER
         self.error: LaunchError | None = None
-        self.node_ended = False
+        self.others_stop = False
         self.has_killed = False
         self.requests = StopRequests()
         self._kill_at = NEVER
@@ -69,7 +69,7 @@ class Shutdown:
     @property
     def in_progress(self) -> bool:
         """Whether the run is being shut down."""
-        return bool(self.signals or self.error or self.node_ended)
+        return bool(self.signals or self.error or self.others_stop)
 
     @property
     def came_late(self) -> bool:
@@ -148,12 +148,12 @@ class Shutdown:
         import traceback
 
         self.fail(LaunchError(f"a bug in ddplaunch: {told}\n{traceback.format_exc()}", _BUG_HINT, INTERNAL))
-        if not self.node_ended:
-            self.on_node_ended()
+        if not self.others_stop:
+            self.stop_others()
 
-    def on_node_ended(self) -> None:
-        """A node has ended, so the run is over: stop the other nodes."""
-        self.node_ended = True
+    def stop_others(self) -> None:
+        """The run is over, since a node has ended, or by a bug: stop the other nodes."""
+        self.others_stop = True
         self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_timeout_s)
 
     def _stop_workers(self, signum: int, grace_s: float) -> None:

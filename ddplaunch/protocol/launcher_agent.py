@@ -38,9 +38,9 @@ _MAX_ADDRESSES = 1024
 _Participants = Annotated[tuple[Count, ...], at_most(1 << 16)]
 
 
-# Launcher to agent. The first record is an AgentSpec, a SweepRun or one of ``queries``.
+# Launcher to agent. The first record is an AgentSpec, a SweepNode or one of ``queries``.
 @dataclass(frozen=True)
-class SweepRun:
+class SweepNode:
     """Launcher to agent, in place of an AgentSpec, after the loss of a node's agent.
 
     Kill all processes with ``node_tag`` on this machine except ``excluded_pids``; answered by AgentEnded.
@@ -340,7 +340,7 @@ class AgentEnded:
 
 TO_AGENT = (
     AgentSpec,
-    SweepRun,
+    SweepNode,
     Ping,
     JoinRendezvous,
     AssignNodes,

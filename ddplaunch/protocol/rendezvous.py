@@ -69,7 +69,7 @@ class WorkersStoreListens:
 
 
 @dataclass(frozen=True)
-class NodeStops:
+class NodeStopsRound:
     """Node to coordinator, at once: this node stops its workers of round ``attempt``; the other nodes must too.
 
     A worker failed, the node could not run its workers, or somebody stopped the node.
@@ -280,7 +280,7 @@ class RendezvousLost:
 FROM_NODE = (
     NodeJoined,
     WorkersStoreListens,
-    NodeStops,
+    NodeStopsRound,
     WorkersEnded,
     NodeLeft,
     NodeCannotJoin,

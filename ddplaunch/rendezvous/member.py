@@ -72,7 +72,7 @@ HEARTBEAT_S = 1.0
 _FOR_EVER = timedelta(days=3650)
 
 
-def _end_of(work: Callable[[], None]) -> str:
+def _why_ended(work: Callable[[], None]) -> str:
     """Call ``work`` of a thread until it ends. Returns why it did; empty if there is nothing to say."""
     try:
         work()
@@ -196,7 +196,7 @@ class Member:
     # What the other threads post.
 
     def _on_thread_ended(self, reason: str) -> None:
-        """``reason``: as ``_end_of``."""
+        """``reason``: as ``_why_ended``."""
         self._is_over = True
         if reason:
             self._send_to_agent(RendezvousLost(reason))
@@ -215,7 +215,7 @@ class Member:
     # The other threads, each with one blocking call.
 
     def _start(self, name: str, target: Callable[[], None]) -> None:
-        in_thread(name, lambda: self._mailbox.post(partial(self._on_thread_ended, _end_of(target))))
+        in_thread(name, lambda: self._mailbox.post(partial(self._on_thread_ended, _why_ended(target))))
 
     def _watch_main_loop(self) -> None:
         """Report the rendezvous as lost when the main loop hangs.

@@ -22,7 +22,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeCannotJoin,
     NodeJoined,
     NodeLeft,
-    NodeStops,
+    NodeStopsRound,
     NoFreePlace,
     ReportToServer,
     RoundFormed,
@@ -116,7 +116,7 @@ class Coordinator:
                 return self._on_joined(record)
             case WorkersStoreListens(node_index=index, attempt=attempt) if self._awaits_store(index, attempt):
                 return self._start(record)
-            case NodeStops(node_index=index, attempt=attempt) if self._is_running(index, attempt):
+            case NodeStopsRound(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 self._reports.stopping_nodes.append(index)
                 return self._stop("")
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):

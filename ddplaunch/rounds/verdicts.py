@@ -107,7 +107,7 @@ class RoundReports:
         reason: why the round ended, if no worker's failure ended it.
         node_lost: a node was lost.
         node_joined: a node has joined, and the next round includes it.
-        stopping_nodes: nodes that stop by themselves (NodeStops), in the order of arrival.
+        stopping_nodes: nodes that stop by themselves (NodeStopsRound), in the order of arrival.
         ended_nodes: records of the nodes that have ended, in the order of arrival.
         why_node_stopped: why a user or another process stopped a node, for the first such node; empty if none was
             stopped.
@@ -156,7 +156,7 @@ class RoundReports:
 
     @property
     def cause(self) -> WorkerExit | None:
-        """The first failure, by the order of the nodes' NodeStops: clocks of different hosts are never compared."""
+        """The first failure, by the order of NodeStopsRound records: clocks of two hosts are never compared."""
         order = {index: position for position, index in reversed(list(enumerate(self.stopping_nodes)))}
         nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
         causes = [node.cause for node in nodes if node.cause]

@@ -20,7 +20,7 @@ from ddplaunch import features
 from ddplaunch.errors import LaunchError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun, of_host
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepNode, of_host
 from ddplaunch.protocol.output_runs import check_runs
 from ddplaunch.system.limits import NO_ROOM_HINT
 
@@ -231,7 +231,7 @@ class Transport(abc.ABC):
         except (OSError, RuntimeError, LaunchError):
             return None
         excluded_pids = () if self.is_remote else (os.getpid(), os.getppid())
-        sweeper.send(SweepRun(self._node_tag(index), excluded_pids))
+        sweeper.send(SweepNode(self._node_tag(index), excluded_pids))
         return sweeper
 
     def close(self) -> None:  # noqa: B027

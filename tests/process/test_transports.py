@@ -11,7 +11,7 @@ from unittest import mock
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.features.remote.command_handle import CommandTransport
-from ddplaunch.protocol.launcher_agent import Pong, SweepRun
+from ddplaunch.protocol.launcher_agent import Pong, SweepNode
 from ddplaunch.transport import agent_process
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, discard_output
 from ddplaunch.transport.local import LocalHandle
@@ -88,7 +88,7 @@ def test_an_agent_that_does_not_read_delays_no_other_one_and_nothing_of_it_is_le
     deaf, echo = started("sleep 1000", nothing), started("cat", heard)
     try:
         for _ in range(200):  # Far more than the pipe holds.
-            deaf.send(SweepRun("x" * 100_000, ()))
+            deaf.send(SweepNode("x" * 100_000, ()))
         pings = [Pong(float(number)) for number in range(100)]
         for ping in pings:
             echo.send(ping)

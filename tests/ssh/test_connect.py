@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from ddplaunch.protocol.launcher_agent import Notice, SweepRun
+from ddplaunch.protocol.launcher_agent import Notice, SweepNode
 from ddplaunch.transport.failures import failures_table
 from tests.support.connecting import ChannelClosed, connecting
 from tests.support.nodes import LAB_ADDRESS, NodeOptions
@@ -26,9 +26,9 @@ def test_eight_hosts_are_connected_at_once_and_answer_what_they_are_sent(make_la
         connected, failures = them.settle()
         assert (len(connected), failures) == (8, [])
         for handle in them.handles.values():
-            handle.send(SweepRun("mark", (1,)))
+            handle.send(SweepNode("mark", (1,)))
         them.wait_for(Notice, 16)
-        assert sum("SweepRun" in text for text in them.texts()) == 8
+        assert sum("SweepNode" in text for text in them.texts()) == 8
         codes = []
         for handle in them.handles.values():
             handle.end_input()
@@ -66,9 +66,9 @@ def test_new_session_keys_in_the_middle_do_no_harm(make_lab):
     with connecting(lab) as them:
         them.start()
         for _ in range(60):
-            them.handles["node1"].send(SweepRun("x" * 30_000, ()))
+            them.handles["node1"].send(SweepNode("x" * 30_000, ()))
         them.wait_for(Notice, 61)
-        assert sum("SweepRun" in text for text in them.texts()) == 60
+        assert sum("SweepNode" in text for text in them.texts()) == 60
 
 
 # What goes wrong.

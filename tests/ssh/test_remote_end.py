@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ddplaunch.protocol.launcher_agent import Notice, SweepRun
+from ddplaunch.protocol.launcher_agent import Notice, SweepNode
 from ddplaunch.transport.failures import HostFailure
 from tests.support.connecting import ChannelClosed, connecting
 from tests.support.nodes import LAB_ADDRESS, NodeOptions
@@ -88,7 +88,7 @@ def test_an_agent_that_is_stopped_can_be_woken_and_killed(make_lab):
         handle = them.handles["node1"]
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: state(pid) == "T")
-        handle.send(SweepRun("x", ()))
+        handle.send(SweepNode("x", ()))
         handle.wake()
         them.wait_for(Notice, 2)
         os.kill(pid, signal.SIGSTOP)
@@ -140,7 +140,7 @@ def test_sending_to_an_agent_that_does_not_read_never_blocks(make_lab):
         os.kill(pid, signal.SIGSTOP)
         started_s = time.monotonic()
         for _ in range(100):
-            them.handles["node1"].send(SweepRun("x" * 100_000, ()))
+            them.handles["node1"].send(SweepNode("x" * 100_000, ()))
         assert time.monotonic() - started_s < 2
         os.kill(pid, signal.SIGCONT)
         them.wait_for(Notice, 101)
@@ -153,7 +153,7 @@ def test_a_node_that_crashes_is_lost_at_once(make_lab):
         them.settle()
         lab["node1"].crash()
         them.wait_for(ChannelClosed, timeout_s=10)
-        them.handles["node2"].send(SweepRun("still there", ()))
+        them.handles["node2"].send(SweepNode("still there", ()))
         them.wait_for(Notice, 2, host="node2")
 
 

@@ -25,7 +25,7 @@ from ddplaunch.protocol.launcher_agent import (
     Ping,
     Pong,
     StopWorkers,
-    SweepRun,
+    SweepNode,
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
@@ -118,7 +118,7 @@ class SpokenTransport(Transport):
 
 def sweeping(agent: SpokenHandle, record: object) -> None:
     """An agent that finds no process of a lost node."""
-    if isinstance(record, SweepRun):
+    if isinstance(record, SweepNode):
         agent.say(AgentEnded())
         agent.end()
 

@@ -15,7 +15,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeCannotJoin,
     NodeJoined,
     NodeLeft,
-    NodeStops,
+    NodeStopsRound,
     ReportToServer,
     RoundFormed,
     WorkersEnded,
@@ -95,7 +95,7 @@ class Job:
     # While it runs.
 
     def stops(self, index: str, attempt: str = "") -> None:
-        self._send(NodeStops(int(index), int(attempt or self.coordinator.attempt)))
+        self._send(NodeStopsRound(int(index), int(attempt or self.coordinator.attempt)))
 
     def report(self, index: str) -> None:
         self._send(ReportToServer(int(index), WorkerActivity(self.coordinator.attempt, quiet_s=1.0, host="a lie")))

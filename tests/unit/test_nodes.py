@@ -60,7 +60,7 @@ class Job:
         )
         config = launch_config(script="x.py", hosts=tuple(map(Host, hosts)), min_nodes=least, max_nodes=most)
         self.watch = watch(config, self.participants, show)
-        shutdown = SimpleNamespace(in_progress=False, has_killed=False, node_ended=False, fail=self._fail)
+        shutdown = SimpleNamespace(in_progress=False, has_killed=False, others_stop=False, fail=self._fail)
         note = lambda kind, text, node: self.said.append(f"event {kind} of node {node}: {text}")  # noqa: E731
         self.lost = LostNodes(config, self.participants, self.attempts, shutdown, note, show, list)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     NodeJoined,
     NodeLeft,
-    NodeStops,
+    NodeStopsRound,
     RoundFormed,
     StopRound,
     WorkersEnded,
@@ -159,7 +159,7 @@ class Rounds(RuleBasedStateMachine):
         """The workers of a node end; ``how`` they do unless they are stopped."""
         attempt = node.runs or 0
         if how in ("failed", "peer lost", "broken", "gives up") and not node.must_stop:
-            self.send(NodeStops(node.index, attempt))
+            self.send(NodeStopsRound(node.index, attempt))
         ended = _ended(node.index, attempt, "stopped" if node.must_stop and how == "succeeded" else how)
         node.runs, node.reports = None, attempt
         self.ended.setdefault(attempt, {})[node.index] = ended
@@ -183,7 +183,7 @@ class Rounds(RuleBasedStateMachine):
         if old := [ended for by_node in self.ended.values() for ended in by_node.values()]:
             ended = data.draw(st.sampled_from(old))
             assert self.coordinator.receive(ended) == []
-            assert self.coordinator.receive(NodeStops(ended.node_index, ended.attempt)) == []
+            assert self.coordinator.receive(NodeStopsRound(ended.node_index, ended.attempt)) == []
 
     @rule()
     def last_call(self) -> None:

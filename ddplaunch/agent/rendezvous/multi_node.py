@@ -25,7 +25,7 @@ from ddplaunch.protocol.launcher_agent import (
     Notice,
     OrderToNodes,
 )
-from ddplaunch.protocol.rendezvous import NodeCannotJoin, NodeStops, ReportToServer
+from ddplaunch.protocol.rendezvous import NodeCannotJoin, NodeStopsRound, ReportToServer
 from ddplaunch.rounds import verdicts
 from ddplaunch.text import quote
 
@@ -274,7 +274,7 @@ class MultiNodeRendezvous(Rendezvous):
     def report_stop(self) -> None:
         client = self._client
         if client and client.ready and client.formed:
-            client.send(NodeStops(client.ready.node_index, client.formed.round.attempt))
+            client.send(NodeStopsRound(client.ready.node_index, client.formed.round.attempt))
 
     def send_report(self, report: Report) -> None:
         if self._client and self._client.ready:

@@ -66,7 +66,7 @@ STORE_LOG = "store.log"
 
 _LAST_LINE_S = 1.0
 
-STORE, MEMBER = -1, -2
+HELPERS = STORE, MEMBER = -1, -2
 """Numbers of the helpers, used where workers have a local rank: the process of the workers' store, and the member."""
 
 
@@ -158,10 +158,10 @@ class ForkserverClient:
         return bool(self._pending)
 
     def start(self, spec: ProcessSpec, fds: Sequence[int], local_rank: int) -> None:
-        """Request a worker, or a helper (STORE, MEMBER). Closes ``fds``, so that a pipe can end."""
+        """Request a worker, or a helper by STORE or MEMBER. Closes ``fds``, so that a pipe can end."""
         if self._process:
             self._pending[spec.tag] = local_rank
-            is_worker = local_rank >= 0
+            is_worker = local_rank not in HELPERS
             self._send_to_forkserver(replace(spec, cgroup=str(self._cgroup or "")) if is_worker else spec, fds)
         for fd in fds:
             os.close(fd)
