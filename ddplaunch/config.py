@@ -158,8 +158,8 @@ class RendezvousConfig:
         join_timeout_s: seconds to wait for ``min_nodes`` nodes.
         last_call_timeout_s: seconds to wait for further nodes after that, up to ``max_nodes``.
         search_timeout_s: seconds to wait for any answer at the endpoint; None: ``join_timeout_s``.
-        silent_after_s: seconds without a heartbeat after which a node counts as lost. Where one launcher starts all
-            nodes, the launcher notices a loss first, by ``TimeoutConfig.lost_after_s``.
+        silent_after_s: seconds without a heartbeat after which a node counts as lost. Where one launcher leads all
+            nodes, it notices a loss first, by ``TimeoutConfig.lost_after_s``.
         secret: common to all nodes; records in the store that are not signed with it are ignored. Empty: no signatures.
     """
 

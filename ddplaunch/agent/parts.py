@@ -34,7 +34,7 @@ class NodeServices:
 
     Attributes:
         spec: what the launcher wants of this node. ``WorkerGroup.spec`` also has what nodes have agreed on when they
-            met: the run id, and so the folder.
+            met: the run id, and so the folder, and ``max_restarts``.
         placement: the devices and CPUs of the workers.
         forkserver: starts the workers.
         rendezvous: the rounds of the run.

@@ -13,12 +13,13 @@ after       5 s                           5 s                         5 s       
 next        once all participants have    the same, on another        at once if MAX nodes are     none
 attempt     joined, a spare included      rendezvous                  there; else 30 s after MIN
                                                                       are
-a restart?  no, unless a worker has       no, unless a node has the   no, unless a worker has      -
-            failed by itself              verdict on a failure        failed by itself
-user sees   "HOST has not answered for    the same, but then "a new   "HOST (node 1) is lost;      "the rendezvous at
-            5 s; the job can go on        rendezvous has begun;       starting the workers         HOST:PORT is lost"
-            without it", "SPARE replaces  starting the workers        again"
-            HOST", "HOST (node 1) is      again" at last
+a restart?  no, unless a worker has       no, unless some node had    no, unless a worker has      -
+            failed by itself              received the verdict on a   failed by itself
+                                          failure before the loss
+user sees   "HOST has not answered for    the same, but the last is   "HOST (node 1) is lost;      "the rendezvous at
+            5 s; the job can go on        "a new rendezvous has       starting the workers         HOST:PORT is lost"
+            without it", "SPARE replaces  begun; starting the         again"
+            HOST", "HOST (node 1) is      workers again"
             lost; starting the workers
             again"
 ==========  ============================  ==========================  ===========================  ===================
@@ -27,34 +28,35 @@ What follows if workers run. ``tests/process/test_loss_cases.py`` walks this tab
 run on so many hosts, ends one node at once, and looks at the number of nodes of the next attempt, the exit code and the
 page. The last column names the tests in which a real host is lost like that.
 
-=====  ========  =====  ======  ========================  ====  ======================================  ================
-leads  --nnodes  hosts  lost    next attempt              code  failure page                            tests/ssh/test_*
-=====  ========  =====  ======  ========================  ====  ======================================  ================
-one    2         3      other   2, with the spare         0     no page                                 job
-one    2         3      serves  2, with the spare         0     no page                                 cut_off
-one    1         2      only    1, the spare              0     no page
-one    2:3       3      other   2                         0     no page                                 cut_off
-one    2:3       3      serves  2                         0     no page                                 job
-one    3:4       3      other   none: below MIN           84    REASON
-one    2         2      other   none                      84    REASON                                  job
-one    2         2      serves  none                      84    REASON
-one    1         1      only    none                      84    REASON
-each   1:2       2      other   1                         0     no page                                 self_organised
-each   1:2       3      other   2, with the waiting node  0     no page
-each   2         3      other   2, with the waiting node  0     no page
-each   2         2      other   none                      84    HOST (node 1) is lost                   self_organised
-each   2:3       2      other   none: below MIN           83    lost: HOST; after N s only these nodes
-each   1:2       2      serves  none                      84    the rendezvous at HOST:PORT is lost     self_organised
-each   2         2      serves  none                      84    the rendezvous at HOST:PORT is lost
-=====  ========  =====  ======  ========================  ====  ======================================  ================
+=====  ========  =====  ========  ========================  ====  ====================================  ================
+start  --nnodes  hosts  lost      next attempt              code  failure page                          tests/ssh/test_*
+=====  ========  =====  ========  ========================  ====  ====================================  ================
+one    2         3      other     2, with the spare         0     no page                               job
+one    2         3      serves    2, with the spare         0     no page                               cut_off
+one    1         2      the only  1, the spare              0     no page
+one    2:3       3      other     2                         0     no page                               cut_off
+one    2:3       3      serves    2                         0     no page                               job
+one    3:4       3      other     none: below MIN           84    REASON; no further attempt
+one    2         2      other     none                      84    REASON; no further attempt            job
+one    2         2      serves    none                      84    REASON; no further attempt
+one    1         1      the only  none                      84    REASON
+each   1:2       2      other     1                         0     no page                               self_organised
+each   1:2       3      other     2, with the waiting node  0     no page
+each   2         3      other     2, with the waiting node  0     no page
+each   2         2      other     none                      84    HOST (node 1) is lost                 self_organised
+each   2:3       2      other     none: below MIN           83    lost: HOST; after N s only these
+each   1:2       2      serves    none                      84    the rendezvous at HOST:PORT is lost   self_organised
+each   2         2      serves    none                      84    the rendezvous at HOST:PORT is lost
+=====  ========  =====  ========  ========================  ====  ====================================  ================
 
-leads: one launcher leads all nodes, or each node has a launcher; the run of one host and no spare, which has no
+start: one launcher leads all nodes, or each node has a launcher; the run of one host and no spare, which has no
 rendezvous, is with "one". hosts: those of ``--hosts``, or that have started ddplaunch; with more than MAX there are
-spares, or nodes that wait. The page begins so; REASON: how the launcher has noticed it. No case is a restart.
+spares, or nodes that wait. lost: the node that serves the rendezvous, another, or the only one. The page begins so;
+REASON: how the launcher has noticed it. No case is a restart.
 
 Where each node has a launcher, all that are left end with this code and this page. If the lost node served, each
 decides alone: one whose worker has failed by itself has the code and the page of that, one whose processes cannot be
-killed has 86. Between two attempts 83 is in place of 84 (steps 2 and 3 below), and if the lost node did not serve, a
+killed has 86. Between two attempts the code is 83 in place of 84 (B and C below), and if the lost node did not serve, a
 job of a fixed size, too, first waits for ``join_timeout_s``, 600 s.
 
 Where one launcher leads, a loss between two attempts is the same, but no worker is stopped and no node gets a verdict.
@@ -66,44 +68,45 @@ Who decides a row, and so where it is changed: if one launcher leads, ``LostNode
 ``RendezvousClient.too_few_error``. If the node that served is lost, ``MultiNodeRendezvous.finish_round``. The code 84
 is made of the result in ``launcher/outcome.py``; ``failure_page.page`` shows it.
 
-A lost node never comes back. To wait for it would need more than a row:
-
-- It must be a new index, in the position of the old one. ``attempts._PAST_ALL_ATTEMPTS``, ``NodeState.LOST``,
-  ``Node.is_ignored``, the sweep, which kills by the node's tag, and ``Nodes.start_next`` and ``setup.agent_spec``,
-  where an index is a host, rely on it. If the old one stays assigned, ``NodeSilent`` begins a new rendezvous, for which
-  it does not come.
-- ``Participants.check_and_announce`` does nothing as long as one node is connecting.
-- The others give up after ``join_timeout_s`` (``MultiNodeRendezvous._join_deadline``).
-- ``Nodes.losses`` and ``Participants._torch_mismatches`` have one node for each host, ``Run._finish`` reports the host
-  as unreachable if its sweep has not reported.
+Where one launcher leads, a lost node never comes back; docs/architecture.md says what that would need.
 
 Where one launcher leads, the end of the run waits for the sweep of the host, up to 20 s after the loss, and then
 says "left: unknown on HOST", also if the job has succeeded without it. If the launcher's own machine is lost,
 nobody says anything: the other agents get no ping for 5 s, and stop their workers.
 
-The times, if the user sets none; in brackets: where each node has a launcher.
+The times, if the user sets none; in brackets: where each node has a launcher. KEY: a key of ``--rdzv-conf``.
 
-======  =====================================  ======================================================================
-time    name                                   who acts when it is over
-======  =====================================  ======================================================================
-1 s     ``pings.INTERVAL_S``                   the launcher sends each agent on another machine the next ``Ping``
-1 s     ``member.HEARTBEAT_S``                 each member sends its next heartbeat
-5 s     ``TimeoutConfig.lost_after_s``         the launcher: a node has not answered with ``Pong``, and is lost;
-                                               an agent: it got no ``Ping``, and stops its workers (``LauncherLost``)
-8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat (5 s). 8 s
-                                               are ``setup.HEARTBEAT_MARGIN_S``, 3 s, more than the launcher waits
-10 s    ``silent_after_s`` and 2 heartbeats    another member: the store has not answered (7 s)
-10 s    ``silent_after_s`` and 2 s             the node that serves: last verdict sent, and not all have left (7 s)
-20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
-25 s    ``setup.SLOW_START_S``                 added for the first answer of an agent that has just been started
-30 s    ``TimeoutConfig.shutdown_timeout_s``   an agent kills workers that SIGTERM has not ended
-30 s    ``.last_call_timeout_s``               the member that serves: MIN nodes have joined, and not yet MAX; only
-                                               where each node has a launcher
-68 s    ``silent_after_s``,                    an agent: it got no verdict on a round that has failed or was stopped,
-        ``shutdown_timeout_s`` and 30 s        and the rendezvous answers (65 s); the end (``multi_node._VERDICT_S``)
-600 s   ``TimeoutConfig.join_timeout_s``       an agent: it has joined, and no round was formed; exit code 83. Without
-                                               a limit before the first attempt, if one launcher leads
-======  =====================================  ======================================================================
+==========  ====================================  ===============================  ====================================
+time        who waits for what                    then                             set by
+==========  ====================================  ===============================  ====================================
+1 s         the launcher                          sends each agent on another      ``pings.INTERVAL_S``
+                                                  machine the next ``Ping``
+1 s         each member                           sends its next heartbeat         ``member.HEARTBEAT_S``
+5 s         the launcher for a ``Pong``           the node is lost                 ``TimeoutConfig.lost_after_s``: KEY
+                                                                                   keep_alive_interval times KEY
+                                                                                   keep_alive_max_attempt
+5 s         an agent for a ``Ping``               it stops its workers             the same
+                                                  (``LauncherLost``)
+8 s (5 s)   the serving member for a heartbeat    ``_on_silent``: the round ends   ``RendezvousConfig.silent_after_s``:
+                                                                                   the same, and
+                                                                                   ``setup.HEARTBEAT_MARGIN_S`` (0)
+10 s (7 s)  another member for the store          the rendezvous is lost           ``silent_after_s`` and 2 heartbeats
+10 s (7 s)  the serving node, after the last      it ends without them             ``silent_after_s`` and 2 s
+            verdict, for the others to leave
+20 s        the launcher for the sweep of a host  it gives up the sweep            ``nodes.SWEEP_S``
+30 s        an agent for its workers to end       it kills them                    ``--shutdown-timeout``
+            after SIGTERM
+30 s        the launcher for the first ``Pong``   the node is lost                 ``lost_after_s`` and
+            of an agent                                                            ``setup.SLOW_START_S``, 25 s
+(30 s)      the serving member for MAX nodes,     it forms the round               KEY last_call_timeout
+            when MIN have joined
+68 s        an agent for the verdict on a round   the run ends on this node        ``silent_after_s``,
+(65 s)      that has failed or was stopped, from                                   ``--shutdown-timeout`` and
+            a rendezvous that answers                                              ``multi_node._VERDICT_S``, 30 s
+600 s       an agent that has joined for a round  the run ends with 83             KEY join_timeout; without a limit
+                                                                                   before the first attempt if one
+                                                                                   launcher leads
+==========  ====================================  ===============================  ====================================
 
 **One launcher leads all nodes.**
 
@@ -122,7 +125,7 @@ time    name                                   who acts when it is over
     spare itself, if it replaces node 0) gets ``JoinRendezvous``. It stops its workers, and then opens an endpoint
     (``EndpointOpen``); only then do the others get ``JoinRendezvous``, and stop theirs. A member that gets no answer
     from the store makes its agent stop them earlier.
-    No failure in this round counts, unless the lost node has given the verdict to a node before; a node whose processes
+    A failure in this round counts only if some node had received the verdict before the loss; a node whose processes
     cannot be killed ends the run. The agents join the new rendezvous by ``NodeJoined``. Its coordinator knows the
     number of restarts from ``JoinRendezvous`` and ``NodeJoined``.
 6.  Each agent sends ``AttemptEnded``, which ``Attempts`` merges, then ``AttemptStarted``. After step 5 the reason is
@@ -140,12 +143,12 @@ A new rendezvous begins. If one node alone loses the next two as well, only the 
 
 **Each node has a launcher.** No launcher notices the loss of another node, and none starts a spare.
 
-1.  The lost node did not serve the rendezvous. The coordinator stops the round on all nodes and gives the verdict, as
+A.  The lost node did not serve the rendezvous. The coordinator stops the round on all nodes and gives the verdict, as
     in step 4 above. Nodes that wait at the endpoint for a free place (``NoFreePlace``) are the spares of the next one.
-2.  Without a waiting node, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait
+B.  Without a waiting node, an elastic job goes on with the nodes that are left. If these are fewer than MIN, they wait
     for another one, for ``join_timeout_s``; the page then names the lost nodes. A job of a fixed size ends on all
-    nodes, "not restarted: 1 other node is left, and 2 are needed"; between two attempts it waits like an elastic one.
-3.  It served the rendezvous. The others notice it at once if its connection closes. While workers run, each node ends
+    nodes, "no further attempt: 1 node is left, and 2 are needed"; between two attempts it waits like an elastic one.
+C.  It served the rendezvous. The others notice it at once if its connection closes. While workers run, each node ends
     with the result of ``verdicts.of_lost_rendezvous``; between two attempts with the error of
     ``RendezvousClient.unreachable_error``, since the nodes cannot meet again.
 
@@ -181,6 +184,7 @@ if TYPE_CHECKING:
 
 _MAX_REASON = 300
 _HINT = "This is a bug in ddplaunch, or the node is not sound; please report it with the output of -v."
+_NO_SPARE_HINT = "With one more host as a spare, or with --nnodes MIN:MAX, a job can go on without a lost node."
 
 
 class LostNodes:
@@ -300,7 +304,8 @@ class LostNodes:
         self._report(self._attempts.remove_node(node.index))
 
     def _continue_or_fail(self, node: Node, reason: str, hint: str) -> None:
-        if not self.run_is_ending and self._participants.can_continue_without(node):
+        was_ending = self.run_is_ending
+        if not was_ending and self._participants.can_continue_without(node):
             self._show(f"{reason}; the job can go on without it", Level.ALWAYS)
             self._participants.continue_without(node)
             return
@@ -309,11 +314,16 @@ class LostNodes:
             self._show(reason, Level.VERBOSE)
         elif self._config.one_launcher_leads and (self._shutdown.others_stop or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
-        else:
+        elif was_ending or not self._config.one_launcher_leads:
             raise LaunchError(reason, hint, NODE_LOST)
+        else:
+            from ddplaunch.rounds.verdicts import why_too_few_nodes
+
+            too_few = why_too_few_nodes(*self._participants.remaining_and_needed())
+            raise LaunchError(f"{reason}; {too_few}", hint or _NO_SPARE_HINT, NODE_LOST)
 
     def on_needs_rendezvous(self, node: Node, event: NeedsRendezvous) -> None:
-        """``node`` has lost the rendezvous: the nodes start another one, at last without it.
+        """``node`` has lost the rendezvous: the nodes start another one, without ``node`` if it alone loses them all.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.

@@ -193,9 +193,10 @@ class NeedsRendezvous:
 
 @dataclass(frozen=True)
 class NodeSilent:
-    """Member of the node that serves the rendezvous ``token``, and its agent, to the launcher: another node is silent.
+    """Agent of the node that serves the rendezvous ``token`` to launcher: node ``node_index`` is silent.
 
-    Node ``node_index`` has sent no heartbeat for ``silent_s``. The launcher may have removed that node already.
+    It has sent no heartbeat for ``silent_s``, as the agent knows from its member. The launcher may have removed that
+    node already.
     """
 
     token: OneLine

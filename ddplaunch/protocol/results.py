@@ -28,12 +28,14 @@ from ddplaunch.protocol.field_types import (
 StreamName = Literal["stdout", "stderr"]
 Certainty = Literal["no", "perhaps", "yes"]
 Outcome = Literal["succeeded", "failed", "stopped"]
+"""Of workers, a round or a run. A round that ends only because a node is lost or joins is stopped, too."""
+
 Severity = Literal["refuse", "warn"]
 Workers = Annotated[int, between(0, MAX_SLOTS_PER_HOST)]
 """A number of workers of one node."""
 
 NO_RESTARTS_ALLOWED = "not restarted: --max-restarts is 0"
-"""The decision after a failure where the user wants no restarts: known to the user, and not shown."""
+"""The decision after a failure where the user allows no restarts: known to the user, and not shown."""
 
 STACKS_FILE = "stacks.txt"
 """File in the folder of a worker with its Python stacks, if some were written."""
@@ -150,12 +152,18 @@ class RoundVerdict(RoundEnd):
     Attributes:
         attempt_follows: another attempt follows.
         restart_follows: that attempt counts as a restart.
-        decision: what follows, and why no restart follows after a failure; for the user.
+        decision: what follows, and why, for the user; of a success, that all workers have succeeded. Empty only if the
+            coordinator rejects a node that had no part in the round.
     """
 
     attempt_follows: bool = field(default=False, kw_only=True)
     restart_follows: bool = field(default=False, kw_only=True)
     decision: OneLine = field(default="", kw_only=True)
+
+    @property
+    def rejects_node(self) -> bool:
+        """Whether it is no verdict on a round: the coordinator rejects the node that gets it, for ``reason``."""
+        return not self.decision
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,7 @@ class AttemptResult(RoundVerdict):
 
     Attributes:
         exits: how the workers ended, by rank; the record of an agent has only those of its node.
-        lost_rendezvous: the attempt failed because the rendezvous was lost; only report.json has a use for it.
+        lost_rendezvous: the attempt failed because the rendezvous was lost, so that a later signal is not why it ended.
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them. Not
             what ``RunResult.collectives`` has: both are named by their key in report.json.

@@ -52,8 +52,7 @@ class AgentSpec(AgentConfig):
         stdin_fd: inherited descriptor that becomes the workers' stdin; None: /dev/null.
         stdout_fd: inherited descriptor of the user's terminal, for the only worker of a job; None: a pipe.
         stderr_fd: as ``stdout_fd``, for stderr.
-        one_launcher_leads: as in LaunchConfig. The launcher sends a JoinRendezvous, and another when the rendezvous
-            moves.
+        one_launcher_leads: as in LaunchConfig. The launcher sends a JoinRendezvous for each rendezvous.
         texts: for parts of the agent, by name of the feature; each part reads its own.
     """
 

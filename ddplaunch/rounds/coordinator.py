@@ -122,7 +122,7 @@ class Coordinator:
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
-                return self.on_left_or_lost(index)
+                return self.on_left_or_lost(index, "has left the run")
             case NodeCannotJoin():
                 return self._on_cannot_join(record)
             case AssignNodes():
@@ -295,8 +295,8 @@ class Coordinator:
         sent = self._stop("") if record.outcome == "failed" or is_stopped_alone else []
         return [*sent, *self._finish_round()]
 
-    def on_left_or_lost(self, node_index: int) -> list[Outgoing]:
-        """The node has left the run by itself, its launcher does not name it any more, or it is silent."""
+    def on_left_or_lost(self, node_index: int, what: str = "is lost") -> list[Outgoing]:
+        """The node says that it leaves, it is silent, or the launcher of all nodes does not name it any more."""
         if self.phase is Phase.FINISHED:
             self._yet_to_leave.discard(node_index)
             return self._all_left()
@@ -308,7 +308,7 @@ class Coordinator:
             return self._form_if_complete()
         self._running.discard(node_index)
         self._reports.node_lost = True
-        reason = f"{self._hosts[node_index]} (node {self.participants.index(node_index)}) is lost"
+        reason = f"{self._hosts[node_index]} (node {self.participants.index(node_index)}) {what}"
         sent = self._stop(reason)
         self._reports.reason = self._reports.reason or reason
         return [*sent, *self._finish_round()]

@@ -1,8 +1,8 @@
 """What follows a round: a restart, an attempt with other nodes, or the end of the run; always with the reason.
 
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
-restart is left and can help, the verdict, and the result of each node. Pure, but for the count of restarts that it is
-given. ``Coordinator`` calls it:
+restart is left and can help, the verdict, and the result of each node. Pure, but for ``Restarts``, in which it counts
+and notes failures. ``Coordinator`` calls it:
 
 ============================  ========================================  =========================================
 start                         who has the coordinator                   whose --max-restarts counts
@@ -67,7 +67,7 @@ _SUCCEEDED = "all workers have succeeded"
 _STOPPED = "not restarted: the run was stopped"
 # Not equal to NO_RESTARTS_ALLOWED, which the failure page does not show: this it shows.
 _FAILED_TOO = f"{NO_RESTARTS_ALLOWED}, and a worker has failed, not because of the loss"
-_LOST = "not restarted: the rendezvous is lost"
+_LOST = "no further attempt: the rendezvous is lost"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
 
 
@@ -240,10 +240,10 @@ def why_too_few_nodes(remaining: int, needed: int, leaving: str = "", *, ends_re
         ends_rendezvous: that node serves the rendezvous, and no launcher begins another.
     """
     if remaining >= needed:
-        return f"not restarted: {leaving}, and this node serves the rendezvous" if ends_rendezvous else ""
-    are_left = f"{plural(remaining, 'other node')} {'is' if remaining == 1 else 'are'} left, and {needed} are needed"
+        return f"no further attempt: {leaving}, and this node serves the rendezvous" if ends_rendezvous else ""
+    are_left = f"{plural(remaining, 'node')} {'is' if remaining == 1 else 'are'} left, and {needed} are needed"
     reasons = [leaving, are_left if remaining else "there is no other node"]
-    return f"not restarted: {'; '.join(filter(None, reasons))}"
+    return f"no further attempt: {'; '.join(filter(None, reasons))}"
 
 
 def _cannot_be_parsed(error: WorkerError) -> bool:
@@ -358,7 +358,8 @@ def of_stopped_node(result: AttemptResult, why_must_stop: str | None) -> Attempt
 
 def of_missing_verdict(result: AttemptResult, why_must_stop: str | None, server: str) -> AttemptResult:
     """``result`` of a node that has waited in vain for the verdict of ``server``, which serves the rendezvous."""
-    return replace(result, reason=why_must_stop or result.reason, decision=f"not restarted: {server} sent no verdict")
+    decision = f"no further attempt: {server} sent no verdict"
+    return replace(result, reason=why_must_stop or result.reason, decision=decision)
 
 
 def of_lost_rendezvous(result: AttemptResult, reason: str, *, goes_on: bool, has_unkillable: bool) -> AttemptResult:

@@ -77,8 +77,8 @@ def test_a_spare_replaces_the_node_also_if_it_serves_the_rendezvous(job: Job) ->
 def test_the_run_ends_with_its_own_exit_code_if_too_few_nodes_are_left(job: Job) -> None:
     done = run("--dry-run", "--nnodes", "2", "--max-restarts", "3", *job.arguments(1), env=job.environ)
     assert done.returncode == HARDWARE, done.err
-    assert "not restarted: node1 is not used again: Xid 79" in done.err
-    assert "1 other node is left, and 2 are needed" in done.err
+    assert "no further attempt: node1 is not used again: Xid 79" in done.err
+    assert "1 node is left, and 2 are needed" in done.err
     assert done.report["first_failure"]["hardware"]
 
 

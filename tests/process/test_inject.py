@@ -104,7 +104,10 @@ def test_a_crashed_agent_ends_a_job_that_needs_its_node() -> None:
     options = dry("crash agent node=1 after=100ms", "kill rank=0 after=1m")
     finished = run(*options, "--max-restarts", "3", EXIT_WITH)
     assert finished.returncode == NODE_LOST
-    assert "the agent on node1 was killed by SIGKILL\n" in finished.err
+    assert (
+        "the agent on node1 was killed by SIGKILL; no further attempt: 1 node is left, and 2 are needed\n"
+        in finished.err
+    )
     assert "hint:     SIGKILL came from an injected fault, " in finished.err
     assert re.match(r"the agent on node1 got SIGKILL \d+\.\d s .*; the job ended with exit code 84$", account(finished))
     assert account(finished, 1).startswith("did not happen: attempt 0 was over after ")

@@ -22,7 +22,7 @@ NAMES = ("a", "b", "c")
 
 
 class Case(NamedTuple):
-    leads: str
+    start: str
     nnodes: str
     hosts: str
     lost: str
@@ -38,22 +38,22 @@ class Case(NamedTuple):
 
     @property
     def lost_node(self) -> int:
-        return 0 if self.lost in ("serves", "only") else self.size - 1
+        return 0 if self.lost in ("serves", "the only") else self.size - 1
 
 
 def table() -> Iterator[Case]:
     """The rows of the table, by the width of its columns."""
     lines = iter(str(lost_nodes.__doc__).splitlines())
-    ruler = next(before for before, line in pairwise(lines) if line.startswith("leads  --nnodes"))
+    ruler = next(before for before, line in pairwise(lines) if line.startswith("start  --nnodes"))
     columns = [match.span() for match in re.finditer("=+", ruler)]
     assert next(lines) == ruler
     for row in takewhile(ruler.__ne__, lines):
         yield Case(*(row[begin:end].strip() for begin, end in columns))
 
 
-def cases(leads: str) -> list[Any]:
+def cases(start_form: str) -> list[Any]:
     """Those that wait for other nodes are slow."""
-    found = [case for case in table() if case.leads == leads]
+    found = [case for case in table() if case.start == start_form]
     return [pytest.param(case, id="-".join(case[:4]), marks=[pytest.mark.slow] * (case.code == "83")) for case in found]
 
 

@@ -77,8 +77,8 @@ def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script:
     places = sorted(line for done in finished for line in done.err.splitlines() if " in all, " in line)
     first_ranks, last_ranks = ("rank 0", "ranks 1-3") if ("0", "1") in by_node else ("ranks 0-2", "rank 3")
     assert places == [
-        f"ddplaunch: node 1 of 2, 4 workers in all, {first_ranks} here",
-        f"ddplaunch: node 2 of 2, 4 workers in all, {last_ranks} here",
+        f"ddplaunch: node 0 of 2, 4 workers in all, {first_ranks} here",
+        f"ddplaunch: node 1 of 2, 4 workers in all, {last_ranks} here",
     ]
 
 

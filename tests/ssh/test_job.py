@@ -156,7 +156,8 @@ def test_an_agent_that_is_frozen_is_lost_and_its_node_swept(make_lab, tmp_path):
     os.kill(agent(lab, "node2"), signal.SIGSTOP)
     finished = running.finish()
     assert finished.returncode == NODE_LOST
-    assert "\nnode2 has not answered for 5 s" in finished.err
+    assert "\nnode2 has not answered for 5 s; no further attempt: 1 node is left, and 2 are needed\n" in finished.err
+    assert "\nhint:     With one more host as a spare, or with --nnodes MIN:MAX, " in finished.err
     assert not lab.leftovers()
 
 
@@ -167,7 +168,7 @@ def test_a_killed_agent_is_told_of_and_its_node_swept(make_lab, tmp_path):
     os.kill(agent(lab, "node2"), signal.SIGKILL)
     finished = running.finish()
     assert finished.returncode == NODE_LOST
-    assert "\nthe connection to node2 has ended\n" in finished.err
+    assert "\nthe connection to node2 has ended; no further attempt: 1 node is left, and 2 are needed\n" in finished.err
     assert "\nleft:     nothing" in finished.err
 
 

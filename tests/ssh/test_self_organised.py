@@ -117,6 +117,6 @@ def test_the_loss_of_another_node_ends_a_job_of_fixed_size_and_its_victims_did_n
     assert done.returncode == NODE_LOST, done.err
     assert done.report["first_failure"] is None
     assert re.search(r"node2 \(node \d\) is lost", done.err)
-    assert "not restarted: 1 other node is left, and 2 are needed" in done.err
+    assert "no further attempt: 1 node is left, and 2 are needed" in done.err
     nodes[1].finish()
     wait_until(lambda: not lab.leftovers())

@@ -308,6 +308,10 @@ def test_one_launcher_of_a_job_shows_the_page_and_the_others_a_line() -> None:
     line = "rank 1 on node0 failed: exit code 7; the launcher on node0 shows the failure page"
     line += "; report of this node in /runs/r1"
     assert failure_page.summary(elsewhere) == line
+    attempt = AttemptResult(0, "failed", (stopped(8),), 1.0, decision="not restarted: 3 of 3 restarts used")
+    used_up = failed(first=own, attempts=(attempt,))
+    line = line.replace("exit code 7; ", "exit code 7; not restarted: 3 of 3 restarts used; ")
+    assert failure_page.summary(used_up) == line
     without = {"reason": "nothing moved for 60 s", "first_failure": None}
     assert not failure_page.is_shown_elsewhere(failed(stopped(0), **without))
     hung = failed(other, **without, run_dir=None)

@@ -63,6 +63,13 @@ def test_the_last_line_of_a_success_names_the_folder_as_it_is_at_the_end(tmp_pat
     assert lines == [f"ddplaunch: succeeded after 1.0 s; logs in {tmp_path / 'r1'}"]
 
 
+def test_a_run_that_succeeds_without_a_lost_host_says_both() -> None:
+    told, lines = messages(LaunchConfig(script="t.py", output=OutputConfig(verbosity=-1)))
+    told.run_ended(RunResult("r1", 0, "succeeded", 5.0, unreachable_hosts=("gpu2",)), None)
+    left = "left: unknown on gpu2, which could not be reached; check again with --ps"
+    assert lines == [f"ddplaunch: succeeded after 5.0 s; {left}; no logs are kept"]
+
+
 def test_a_launcher_shows_why_it_ends_by_itself_whoever_shows_what_was_before() -> None:
     told, lines = messages(LaunchConfig(script="t.py", min_nodes=2, max_nodes=2, rendezvous=rendezvous_config()))
     stopped = WorkerExit(
@@ -119,8 +126,8 @@ def test_a_node_that_has_met_others_says_its_place_once_and_when_it_is_new() -> 
     for attempt, world_size in ((0, 8), (1, 8), (2, 4)):
         told.attempt_started(replace(started, attempt=attempt, world_size=world_size), is_first=True)
     assert lines == [
-        "ddplaunch: node 2 of 2, 8 workers in all, ranks 4-7 here",
-        "ddplaunch: node 2 of 2, 4 workers in all, ranks 4-7 here",
+        "ddplaunch: node 1 of 2, 8 workers in all, ranks 4-7 here",
+        "ddplaunch: node 1 of 2, 4 workers in all, ranks 4-7 here",
     ]
 
 

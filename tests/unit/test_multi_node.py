@@ -109,7 +109,8 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(new_
 
 
 @pytest.mark.parametrize(
-    ("is_stopping", "decision"), [(True, "the run was stopped"), (False, "127.0.0.1:29400 sent no verdict")]
+    ("is_stopping", "decision"),
+    [(True, "not restarted: the run was stopped"), (False, "no further attempt: 127.0.0.1:29400 sent no verdict")],
 )
 def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
     new_node: NewNode, spec: AgentSpec, is_stopping: bool, decision: str
@@ -118,7 +119,7 @@ def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
     assert node.rendezvous.next_round()
     node.must_stop = is_stopping
     result = node.rendezvous.finish_round(FAILED, has_unkillable=False)
-    assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
+    assert (result.attempt_follows, result.decision) == (False, decision)
 
 
 def test_the_node_that_serves_reports_at_once_and_stays_until_the_others_have_the_verdict(
@@ -142,7 +143,7 @@ LEFT = "not restarted: processes of the attempt cannot be killed"
     [
         (True, False, ("stopped", True, "the job goes on with another rendezvous")),
         (True, True, ("failed", False, LEFT)),
-        (False, False, ("failed", False, "not restarted: the rendezvous is lost")),
+        (False, False, ("failed", False, "no further attempt: the rendezvous is lost")),
         (False, True, ("failed", False, LEFT)),
     ],
 )

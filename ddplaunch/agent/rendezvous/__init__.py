@@ -55,7 +55,7 @@ class Rendezvous:
         return True
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
-        """``spec`` with what the nodes have agreed on before the first round: the run id, and this node's folder."""
+        """``spec`` with what the nodes have agreed on before the first round: run id, folder and ``max_restarts``."""
         return spec
 
     @property

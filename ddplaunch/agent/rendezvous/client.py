@@ -99,7 +99,8 @@ class RendezvousClient:
         clock_ahead_s: as ``Rendezvous.clock_ahead_s``.
         all_left: all other nodes have left, so this one, which serves the rendezvous, may end.
         lost_reason: why the rendezvous is lost; None while it is not.
-        has_left: this node has left the run; the other nodes continue without it.
+        has_left: this node has told the others that it leaves: after the last verdict, or earlier, so that they
+            continue without it.
     """
 
     def __init__(self, node: NodeServices, config: RendezvousConfig) -> None:

@@ -39,8 +39,14 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.specs import AgentSpec
 
 _CLOSE_S = 2.0
+"""For so long a node that leaves waits for its member to end, and one that the launcher stops for the verdict."""
+
 _SERVER_LEAVES_S = 0.2
+"""For so long the member that serves the rendezvous, which then does not end by itself, has to write NodeLeft."""
+
 _VERDICT_S = 30.0
+"""Added to the time in which the other nodes stop their workers, or are lost: so late the verdict may come."""
+
 _TELL_S = 30.0
 """For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
 
@@ -152,7 +158,7 @@ class MultiNodeRendezvous(Rendezvous):
         Raises:
             LaunchError: the run rejects this node, such as one that joins after its end: nothing was decided for it.
         """
-        if not client.has_no_place and not verdict.decision:
+        if not client.has_no_place and verdict.rejects_node:
             raise LaunchError(f"{client.endpoint}: {quote(verdict.reason, 1000)}", "", RENDEZVOUS)
         self._leave(client)
         self._node.outbox.send(Notice(f"the run has ended; {self._spec.host} was not needed"))

@@ -107,13 +107,11 @@ def is_shown_elsewhere(result: RunResult) -> bool:
 
 def summary(result: RunResult) -> str:
     """The failure in one line, for a launcher that does not show the page."""
-    first = result.first_failure
-    cause = (
-        f"{failure_line(first)}; the launcher on {first.host} shows the failure page"
-        if first
-        else "; ".join(_reasons(result.attempts[-1])) or "the job failed"
-    )
-    return cause + (f"; report of this node in {result.run_dir}" if result.run_dir else "")
+    first, reasons = result.first_failure, _reasons(result.attempts[-1])
+    if first:
+        reasons = [failure_line(first), *reasons, f"the launcher on {first.host} shows the failure page"]
+    report = [f"report of this node in {result.run_dir}"] if result.run_dir else []
+    return "; ".join([*(reasons or ["the job failed"]), *report])
 
 
 def _rule(title: str) -> str:

@@ -1,6 +1,6 @@
 """The messages of a run: at the start, after attempts, and at the end with the failure page and the report files.
 
-Runs in the launcher, in the main thread. Formats and shows; ``Run`` makes the decisions.
+Runs in the launcher, in the main thread. Formats and shows; decides nothing about the run.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class UserMessages:
             return
         self._position = position
         here = ranks(range(started.first_rank, started.first_rank + len(started.pids)))
-        place = f"node {started.node_rank + 1} of {started.nnodes}"
+        place = f"node {started.node_rank} of {started.nnodes}"
         self.show(f"{place}, {plural(started.world_size, 'worker')} in all, {here} here", Level.NORMAL)
 
     def suspended(self, terminals: Collection[str] = ()) -> None:
@@ -260,12 +260,11 @@ class UserMessages:
             self.show(f"stopped, {quote(result.attempts[-1].reason, 1000)}; {leftovers}", Level.ALWAYS)
         elif result.outcome == "stopped":
             self.show(f"stopped; {leftovers}", Level.ALWAYS if is_unclean else Level.NORMAL)
-        elif is_unclean:
-            self.show(leftovers, Level.ALWAYS)
         else:
             time_s = result.duration_s
             took = f"{time_s:.1f} s" if time_s < _SHORT_S else duration(time_s)
-            self.show(f"succeeded after {took}; {self.console.logs}", Level.NORMAL)
+            end = f"succeeded after {took}; {f'{leftovers}; ' if is_unclean else ''}{self.console.logs}"
+            self.show(end, Level.ALWAYS if is_unclean else Level.NORMAL)
 
     def drain(self, result: RunResult, is_interrupted: Callable[[], bool]) -> None:
         """Wait until all output is written, or ``is_interrupted()``."""
