@@ -61,7 +61,7 @@ def _failed(exit_: WorkerExit) -> bool:
 
 
 def cause_order(exit_: WorkerExit) -> int:
-    """How unlikely the worker's failure is the cause of the others: 0 hardware or script say so, 2 a lost peer."""
+    """Sorts likely causes of the other failures first: 0 as hardware or script say, 1 by itself, 2 for a lost peer."""
     return 0 if _is_certain(exit_) else 2 if is_consequence(exit_) else 1
 
 

@@ -49,7 +49,7 @@ class Round:
     """One attempt: ranks of this node, and the address of the workers' store.
 
     Attributes:
-        attempt: number of the round.
+        attempt: number of the attempt, and so of its round.
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         first_rank: rank of this node's first worker.
         has_store: the node of rank 0 serves the workers' store; otherwise the only worker does, if it needs one.
@@ -127,7 +127,7 @@ class RoundEnd:
     why, is the ``decision`` of a RoundVerdict.
 
     Attributes:
-        attempt: number of the round.
+        attempt: number of the attempt, and so of its round.
         reason: why it ended, if no worker's failure ended it; empty otherwise.
         cause: the first failure of a worker, possibly on another node; None if none failed. In the AttemptResult of a
             single node it is None: ``exits`` has it.

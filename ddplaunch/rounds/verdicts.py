@@ -65,7 +65,7 @@ _GOES_ON = "the job goes on with other nodes"
 _MOVES = "the job goes on with another rendezvous"
 _SUCCEEDED = "all workers have succeeded"
 _STOPPED = "not restarted: the run was stopped"
-# Not equal to NO_RESTARTS_ALLOWED, which the failure page does not show: this it shows.
+# The failure page shows this, other than NO_RESTARTS_ALLOWED itself.
 _FAILED_TOO = f"{NO_RESTARTS_ALLOWED}, and a worker has failed, not because of the loss"
 _LOST = "no further attempt: the rendezvous is lost"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
@@ -99,13 +99,13 @@ class RoundReports:
     - ``worker_failed_by_itself``: a worker has failed, and not because its peers were lost or stopped: a restart, if
       one is left and can help;
     - ``why_node_stopped``: a node was stopped: the end;
-    - ``nodes_change``: a node is lost, has joined, or must not be used again: an attempt with other nodes, no restart,
-      if enough are left;
+    - ``nodes_change``: a node is lost, has left or joined, or must not be used again: an attempt with other nodes, no
+      restart, if enough are left;
     - else all workers have succeeded: the end.
 
     Attributes:
         reason: why the round ended, if no worker's failure ended it.
-        node_lost: a node was lost.
+        node_lost: a node is lost, or has left by itself.
         node_joined: a node has joined, and the next round includes it.
         stopping_nodes: nodes that stop by themselves (NodeStopsRound), in the order of arrival.
         ended_nodes: records of the nodes that have ended, in the order of arrival.
@@ -347,7 +347,7 @@ def of_spare(verdict: RoundVerdict) -> AttemptResult:
 
 
 def of_node_that_left(result: AttemptResult) -> AttemptResult:
-    """``result`` of a node that has lost its launcher: the others go on without it; ``attempt_follows`` is theirs."""
+    """``result`` of a node that has lost its launcher. Another attempt follows, but of the other nodes only."""
     return replace(result, outcome="stopped", attempt_follows=True, decision=_GOES_ON)
 
 

@@ -160,7 +160,10 @@ class UserMessages:
         return self._count == self._config.max_nodes == 1 and bool({"stdout", "stderr"} & {*terminals})
 
     def attempt_ended(self, result: AttemptResult, *, is_last: bool) -> None:
-        """An attempt has ended. In a shutdown it ``is_last``, even where the nodes have reported that one follows."""
+        """An attempt has ended. In a shutdown it ``is_last``, even where the nodes have reported that one follows.
+
+        Each attempt that follows is an event of the kind "restart", which is public, also if it counts as none.
+        """
         self.console.flush()
         if is_last:
             return
