@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import sys
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,10 +18,11 @@ from ddplaunch import features
 from ddplaunch.errors import LaunchError, StartNotice
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import run_folder
+from ddplaunch.text import quote
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 _NEVER_FULL = 1 << 30
 """So many collections of young objects do not come before the end of a run."""
+
+_SLOW_START_S = 10.0
+"""Seconds from the start, without a console, after which a line says what it may be waiting for."""
 
 
 def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = False) -> RunResult:
@@ -38,8 +45,10 @@ def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = Fal
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
-    config = features.prepare(config, stdout_fd)
-    return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None, ends_process=ends_process)
+    with _told_if_slow(config) as begun:
+        config = features.prepare(config, stdout_fd)
+        run_id = config.run_id or run_folder.new_run_id()
+        return _launch(config, run_id, stdout_fd, None, begun, ends_process=ends_process)
 
 
 def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResult:
@@ -50,13 +59,42 @@ def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResul
     return _launch(config, run_id, 1, folder, ends_process=True)
 
 
-def _launch(config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None, *, ends_process: bool) -> RunResult:
+@contextlib.contextmanager
+def _told_if_slow(config: LaunchConfig) -> Iterator[Callable[[], None]]:
+    """A file system that hangs blocks the main thread: another one says so, unless the function is called before."""
+
+    def tell() -> None:
+        folder = config.output.log_dir or run_folder.base_at_home(os.environ) or "the temporary files"
+        text = f"the start takes long: perhaps the file system of {quote(str(folder))} does not answer"
+        with contextlib.suppress(OSError, AttributeError):  # It was closed before Python started.
+            sys.stderr.write(f"ddplaunch: {text}\n")
+
+    timer = threading.Timer(_SLOW_START_S, tell)
+    timer.name, timer.daemon = "slow start", True
+    if config.output.verbosity >= 0:
+        with contextlib.suppress(RuntimeError):  # No room for a thread.
+            timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
+
+
+def _launch(
+    config: LaunchConfig,
+    run_id: str,
+    stdout_fd: int,
+    folder: Path | None,
+    begun: Callable[[], None] = lambda: None,
+    *,
+    ends_process: bool,
+) -> RunResult:
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
     early = agent_process.early_agent(config, run_tag, stdout_fd, _load_setup)
     with run_tags.launcher_memfd(run_tag), early as agent:
         if agent and agent.kept:
             config = replace(config, notices=(*config.notices, StartNotice("detail", agent.kept)))
-        return run(config, run_id, run_tag, agent, stdout_fd, folder, ends_process=ends_process)
+        return run(config, run_id, run_tag, agent, stdout_fd, folder, begun, ends_process=ends_process)
 
 
 def _load_setup() -> None:
@@ -71,12 +109,13 @@ def run(
     early_agent: AgentProcess | None,
     stdout_fd: int,
     folder: Path | None = None,
+    begun: Callable[[], None] = lambda: None,
     *,
     ends_process: bool = False,
 ) -> RunResult:
     """Run the job, with the run's folder, console and signal handlers; arguments and errors as for ``Run``.
 
-    ``folder`` is that of a detached run; for others it is created.
+    ``folder`` is that of a detached run; for others it is created. ``begun`` is called when there is a console.
     """
     # Imported while the agent starts.
     from ddplaunch.launcher import setup
@@ -98,6 +137,7 @@ def run(
 
             console = setup.open_console(config, folder, stdout_fd, is_detached=is_detached)
             stack.enter_context(contextlib.closing(console))
+            begun()
             if warning:
                 console.show(f"ddplaunch: {warning}")
             try:

@@ -13,6 +13,7 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import launch, setup
+from ddplaunch.launcher import run as run_module
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
@@ -136,3 +137,31 @@ def test_a_run_that_cannot_be_prepared_leaves_no_lock_and_no_thread(
         launch.run(launch_config(script="x.py", log_dir=str(tmp_path)), "r1", "r1", None, 1)
     assert run_folder._held == held
     wait_until(lambda: not [thread for thread in set(threading.enumerate()) - before if "console" in thread.name])
+
+
+@pytest.mark.parametrize("verbosity", [0, -1])
+def test_a_folder_that_does_not_answer_is_named_before_there_is_a_console(
+    verbosity: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def hang(*_: object) -> None:
+        wait_until(lambda: told.append(capfd.readouterr().err) or told[-1] or verbosity, 10)
+        raise LaunchError("it answers again")
+
+    monkeypatch.setattr(launch, "_SLOW_START_S", 0.0)
+    monkeypatch.setattr(setup, "create_run_folder", hang)
+    with pytest.raises(LaunchError, match="it answers again"):
+        launch.launch(launch_config(script="x.py", dry_run=True, log_dir=str(tmp_path), verbosity=verbosity))
+    line = f"ddplaunch: the start takes long: perhaps the file system of {tmp_path} does not answer\n"
+    assert "".join(told) == ("" if verbosity else line)
+
+
+def test_once_there_is_a_console_nobody_looks_how_long_the_start_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: object) -> None:
+        wait_until(lambda: "slow start" not in [thread.name for thread in threading.enumerate()], 10)
+        raise LaunchError("it has begun")
+
+    monkeypatch.setattr(run_module, "Run", begin)
+    with pytest.raises(LaunchError, match="it has begun"):
+        launch.launch(launch_config(script="x.py", dry_run=True, log_dir="/dev/null"))
