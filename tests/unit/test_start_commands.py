@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddplaunch.agent.rendezvous import cannot_join
 from ddplaunch.agent.workers import forkserver_client, start_plan
+from ddplaunch.agent.workers.forkserver_client import ForkserverClient
 from ddplaunch.features.warm import agent as keeper_start
+from ddplaunch.protocol.specs import ForkserverReady, StartPlan
 from ddplaunch.transport import agent_process
 from ddplaunch.worker import bootstrap
 from tests.support import runs
+from tests.support.configs import agent_spec
 
 
 def test_what_the_agent_starts_by_name_exists() -> None:
@@ -28,6 +33,18 @@ def test_all_starts_of_a_worker_execute_the_same() -> None:
     for text in (forkserver_client._START, keeper_start._START, Path(start_plan.EXEC_WORKER).read_text()):
         executed = [ast.dump(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.With)]
         assert executed == [own]
+
+
+def test_imports_have_taken_the_time_until_the_forkserver_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not until the main thread has heard it: that may wait for the file system of the log folder."""
+    posted: list[Any] = []
+    plan = StartPlan("script")
+    client = ForkserverClient(agent_spec(), plan, {}, (1024, 1024), posted.append, posted.append, posted.append)
+    monkeypatch.setattr(time, "monotonic", lambda: 5.0)
+    client._take(ForkserverReady())
+    monkeypatch.setattr(time, "monotonic", lambda: 80.0)
+    client.handle_event(posted[0])
+    assert client.import_s == 5.0
 
 
 def test_nothing_is_run_in_a_process_without_a_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ class ForkserverClient:
         """
         self.plan = plan
         self.is_ready = False
-        self.import_s, self._started_at = 0.0, 0.0
+        self.import_s = self._started_at = self._ready_at = 0.0
         self._spec = spec
         self.env = env
         self.open_files = open_files
@@ -143,8 +143,14 @@ class ForkserverClient:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, self.open_files)
         # Duplicated before the thread runs: the socket may be closed by then.
         stream = os.fdopen(os.dup(self._socket.fileno()), "rb")
-        in_thread("forkserver", lambda: _read_all(stream, self._post, partial(self._on_exited, pid)))
+        in_thread("forkserver", lambda: _read_all(stream, self._take, partial(self._on_exited, pid)))
         self._send_to_forkserver(spec, ())
+
+    def _take(self, record: object) -> None:
+        """In a thread: the main thread may be busy, or wait for the file system of the log folder."""
+        if isinstance(record, ForkserverReady):
+            self._ready_at = time.monotonic()
+        self._post(record)
 
     def _send_to_forkserver(self, record: ForkserverSpec | ProcessSpec, fds: Sequence[int]) -> None:
         # The end of a forkserver is reported by the thread that reads from it.
@@ -202,7 +208,7 @@ class ForkserverClient:
             reason = quote(event.reason, _MAX_REASON)
             self._send(Notice(f"{self._spec.host} imports torch anew, in place of what was left: {reason}", 1))
             return
-        self.is_ready, self.import_s = True, time.monotonic() - self._started_at
+        self.is_ready, self.import_s = True, self._ready_at - self._started_at
         if event.no_fork_reason and self.plan.how != "exec":
             self.plan = StartPlan("exec", reason=event.no_fork_reason)
         if self.plan.reason:
