@@ -357,19 +357,20 @@ class LaunchConfig(AgentConfig):
             raise OptionError("--rdzv-id", KEEPER_ID, "stands for what --keep-warm has left", "Give another name.")
 
     def _check_nodes(self) -> None:
+        given = f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes < self.max_nodes else self.max_nodes
         if self.one_launcher_leads and not self.dry_run and not self.hosts:
             hint = (
                 "Name the hosts with --hosts gpu1,gpu2 or --hostfile FILE, or start ddplaunch on every node, with "
                 "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, or with --master-addr HOST --node-rank N. "
                 "--dry-run simulates the nodes here."
             )
-            raise OptionError("--nnodes", self.max_nodes, "neither hosts nor a rendezvous endpoint is given", hint)
+            raise OptionError("--nnodes", given, "neither hosts nor a rendezvous endpoint is given", hint)
         if self.dry_run and self.max_nodes > _MAX_SIMULATED_NODES:
             problem = f"a dry run has at most {_MAX_SIMULATED_NODES} nodes, since this machine runs all their processes"
-            raise OptionError("--nnodes", self.max_nodes, problem)
+            raise OptionError("--nnodes", given, problem)
         if self.hosts and len(self.hosts) < self.min_nodes:
             named = "one host is named" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts are named"
-            raise OptionError("--nnodes", self.min_nodes, named, "Name more hosts, or lower --nnodes.")
+            raise OptionError("--nnodes", given, named, "Name more hosts, or lower --nnodes.")
         least_s = (
             _MIN_WITHOUT_HEARTBEAT_S
             if self.each_node_has_launcher
