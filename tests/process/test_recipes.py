@@ -80,6 +80,16 @@ def test_docker(here: Path):
     assert all(f" {option}" in done.out for option in re.findall(r"`(--(?:init|ipc)[^`,]*)`", SECTIONS[title]))
 
 
+def test_a_program_that_starts_torchrun_starts_ddplaunch(here: Path):
+    """With the command of docs/guides.md."""
+    link = re.search(r"`(ln -s .* ~/first/torchrun)`", (ROOT / "docs/guides.md").read_text())
+    assert link
+    text = f"mkdir first; {link[1]}; PATH=~/first:$PATH; torchrun --standalone --nproc-per-node=2 train.py"
+    done = ran(here, text, HOME=str(here))
+    assert sorted(re.findall(r"rank \d", done.out)) == ["rank 0", "rank 1"]
+    assert "ddplaunch: succeeded" in done.err
+
+
 def test_setup_on_hosts_is_passed_whole(here: Path):
     for line in block("Use conda or modules on other machines").splitlines():
         plan = ran(here, line, MORE="--plan")
