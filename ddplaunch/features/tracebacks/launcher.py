@@ -82,7 +82,8 @@ class TracebackFolder(Watch):
         self._console.flushes.append(self.flush)
 
         def fold(header: Output, data: bytes) -> None:
-            if b"Exception in thread " in data and _IN_THREAD.search(data):
+            may_be = header.stream == "stderr" or header.runs  # A flood of stdout is not searched.
+            if may_be and b"Exception in thread " in data and _IN_THREAD.search(data):
                 self._lost_threads.add((header.attempt, header.rank))
             if header.runs and not self._held and b"Traceback (" not in data:
                 write(header, data)
