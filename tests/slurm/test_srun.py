@@ -51,7 +51,10 @@ def test_a_task_per_node_is_a_node_of_one_job(slurm: Slurm, script: Path):
     done = srun(slurm, "-N3 --ntasks-per-node=1", "-v", "--nproc-per-node", "2", script).finish()
     assert done.returncode == 0, done.err
     assert sums(done.out) == [(f"node0{n // 2 + 1}", f"6 {n} {n % 2} 6 2 {n // 2} 3 0") for n in range(6)]
-    assert re.search(r"SLURM job \d+, step 0: node 1 of 3 \(node\[01-03\]\)", done.err)
+    numbers = re.findall(r"SLURM job \d+, step 0: node (\d) of 3 \(node\[01-03\]\)", done.err)
+    places = re.findall(r"node (\d) of 3, 6 workers in all, ranks (\d)-", done.err)
+    assert sorted(numbers) == ["0", "1", "2"]
+    assert sorted(places) == [("0", "0"), ("1", "2"), ("2", "4")], "the same numbers of the nodes"
     assert "warning" not in done.err
     assert folders(done)[1] == ["node01", "node02", "node03"]
 
