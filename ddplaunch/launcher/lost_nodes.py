@@ -256,7 +256,7 @@ class LostNodes:
     def on_channel_closed(self, node: Node, returncode: int | None) -> None:
         """The channel of an agent that has not reported its end has closed; ``returncode`` is None if unknown.
 
-        One of 0 is that of the command which carried the channel: `srun` ends so where SLURM has taken the node away.
+        One of 0 is that of the command which carried the channel.
         """
         if not returncode:
             self.on_lost(node, f"the connection to {node.host} has ended")

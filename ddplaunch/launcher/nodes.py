@@ -166,7 +166,7 @@ class Nodes:
     # Start.
 
     def start_next(self) -> Node:
-        """Start the agent of the next host.
+        """Start the agent of the next host; ``start_together`` must follow.
 
         Raises:
             LaunchError: it cannot be started.
@@ -178,6 +178,10 @@ class Nodes:
         if not self._transport.is_remote:
             self.on_agent_connected(node)
         return node
+
+    def start_together(self) -> None:
+        """All nodes that are to be started now have been: a transport may have waited for that."""
+        self._transport.start_together()
 
     def skip_next(self) -> None:
         """The next host takes no part."""

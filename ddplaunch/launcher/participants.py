@@ -115,6 +115,7 @@ class Participants:
         Raises:
             LaunchError: too few hosts can be used.
         """
+        self.nodes.start_together()
         if self.nodes.any_connecting:
             return
         for node, failure in self._torch_mismatches():

@@ -113,19 +113,21 @@ class AgentHandle(abc.ABC):
             was killed.
         """
         try:
-            while (received := wire.read_record(stream, self.accepted, _late_types, self._decoding)) is not None:
+            while (received := wire.read_record(stream, self.accepted, late_types, self._decoding)) is not None:
                 self._deliver(*received)
-        except wire.CutOff:
+        except (wire.CutOff, OSError, EOFError):
             return False
-        except wire.ProtocolError as error:
-            self._post(Notice(f"the agent {self._name} sent an invalid record and was given up: {error}", -1))
-            return False
-        except (OSError, EOFError):
-            return False
-        except Exception as error:  # A bug, or a file of the package that an upgrade has removed meanwhile.
-            self._post(Notice(f"the agent {self._name} was given up: {type(error).__name__}: {error}", -1))
+        except Exception as error:
+            self._report(error)
             return False
         return True
+
+    def _report(self, error: Exception) -> None:
+        """Post why the agent is given up: an invalid record, a bug, or a file that an upgrade has removed meanwhile."""
+        is_invalid = isinstance(error, wire.ProtocolError)
+        why = f"sent an invalid record and was given up: {error}" if is_invalid else ""
+        told = why or f"was given up: {type(error).__name__}: {error}"
+        self._post(Notice(f"the agent {self._name} {told}", -1))
 
     @contextlib.contextmanager
     def _decoding(self, nbytes: int) -> Iterator[None]:
@@ -203,7 +205,7 @@ class Transport(abc.ABC):
         self._early_agent, self._stdout_fd = early_agent, stdout_fd
 
     def start(self, index: int, purpose: Purpose = "run") -> AgentHandle:
-        """Start the agent of node ``index``; its events are posted as ``FromNode``.
+        """Start the agent of node ``index``; its events are posted as ``FromNode``. ``start_together`` must follow.
 
         Raises:
             LaunchError: this machine cannot start it.
@@ -232,7 +234,11 @@ class Transport(abc.ABC):
             return None
         excluded_pids = () if self.is_remote else (os.getpid(), os.getppid())
         sweeper.send(SweepNode(self._node_tag(index), excluded_pids))
+        self.start_together()
         return sweeper
+
+    def start_together(self) -> None:  # noqa: B027
+        """Start the agents that have waited for this, because one command starts many of them."""
 
     def close(self) -> None:  # noqa: B027
         """Release the resources that the handles share, after all handles are closed."""
@@ -265,10 +271,11 @@ class NodeFacts:
     Attributes:
         pid: of the agent, as itself sees it: in a container, another process may have this pid outside. 0 if the
             answer holds no pid that may be signalled.
-        error: why ddplaunch cannot be imported.
+        error: why ddplaunch cannot be imported, or the launcher not be reached.
         directory: why the working directory cannot be entered; empty if it can.
         kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
-        failed: the step that failed before Python ran, ``python`` or ``setup``; ``status`` is its exit code.
+        failed: the step that failed before the agent could start: ``python`` or ``setup``, with ``status`` as its exit
+            code, or ``call``, the connection to the launcher, with the addresses and the reasons in ``error``.
     """
 
     pid: int = 0
@@ -333,6 +340,6 @@ def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
     return run_tag if len(hosts) == 1 else f"{run_tag}.{index}"
 
 
-def _late_types() -> tuple[type, ...]:
-    """What features send, and agents without workers: a short run does not load it."""
+def late_types() -> tuple[type, ...]:
+    """What features send, and agents without workers, besides ``accepted``: a short run does not load it."""
     return *features.records("FROM_AGENT"), *features.records("FROM_AGENT", "queries")

@@ -49,7 +49,7 @@ from ddplaunch.transport.handle import (
     AgentHandle,
     ChannelClosed,
     FromNode,
-    _late_types,
+    late_types,
     post_as,
 )
 
@@ -93,6 +93,8 @@ class Channels:
     def _show(self, header: Output, data: bytes) -> None:
         self._output(header, data)
         self._handled.value += 1
+
+    def start_together(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -172,7 +174,7 @@ class Handle(AgentHandle):
     def _deliver_one(self, end: int) -> bool:
         """Deliver the record whose line is the first ``end`` bytes, if all of it has come."""
         with self._decoding(end):
-            record = wire.decode(bytes(self._rest[:end]), self.accepted, _late_types)
+            record = wire.decode(bytes(self._rest[:end]), self.accepted, late_types)
         whole = end + (record.nbytes if isinstance(record, wire.Chunk) else 0)
         if len(self._rest) < whole:
             return False

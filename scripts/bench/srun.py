@@ -2,11 +2,17 @@
 
 The cluster comes from ``tests/support/slurm.py``: two virtual hosts, one task per host, two workers per task. As in
 `restart.py`, torchrun does not share its TCPStore. Measures that take torchrun a minute run once with torchrun.
+
+A second table is about the agents that one `ddplaunch` starts in an allocation: how long until all have answered, how
+many steps of SLURM that took, and the CPU time of the launcher and of srun. All nodes share this machine, and so the
+time is mostly that of their agents. BENCH_CHECKOUT=FOLDER measures another checkout.
 """
 
 from __future__ import annotations
 
 import os
+import resource
+import shlex
 import signal
 import statistics
 import subprocess
@@ -33,6 +39,7 @@ NODES, WORKERS = 2, 2
 RANKS = NODES * WORKERS
 SCRIPT = str(PROGRAMS / "many_nodes.py")
 GIVE_UP_S = 60.0
+STARTS = size("BENCH_STARTS", (2, 8, 64), (2,))
 KILL_ON_BAD_EXIT = "a rank raises, `srun --kill-on-bad-exit=1` -> all workers gone"
 
 
@@ -123,6 +130,30 @@ def row(name: str, measure: Callable[[bool], float], torchrun: int = REPEATS) ->
     return name, shown(theirs), shown(ours), ratio
 
 
+def start_of_agents(slurm: Slurm, count: int) -> tuple[float, float, int]:
+    """Seconds from a command until agents of so many nodes have answered it, CPU seconds, and the number of steps."""
+    names = ",".join(node.name for node in slurm.lab.nodes[:count])
+    path = f"PYTHONPATH={os.environ.get('BENCH_CHECKOUT', ROOT)}"
+    ask = shlex.join(("env", path, *DDPLAUNCH, "--ps", "--hosts", names))
+    # The steps of a job are numbered from 0.
+    line = f"date +%s.%N; {ask} >&2; date +%s.%N; srun --overlap --nodes=1 --ntasks=1 printenv SLURM_STEP_ID"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began, ended, steps = slurm.run("salloc", f"--nodelist={names}", "--quiet", "sh", "-c", line).split()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return float(ended) - float(began), used_s, int(steps)
+
+
+def print_starts(lab: nodes.Lab) -> None:
+    """The table of the agents' starts."""
+    print("\n| nodes | all agents have answered | CPU of launcher and srun | steps |\n|---|---|---|---|")
+    with cluster.Slurm(lab) as slurm:
+        for count in STARTS:
+            taken = [start_of_agents(slurm, count) for _ in range(REPEATS)]
+            wall_s, used_s, steps = map(statistics.median, zip(*taken, strict=True))
+            print(f"| {count} | {wall_s:.2f} s | {used_s:.2f} s | {steps:.0f} |")
+
+
 def main() -> None:
     if reason := nodes.why_not() or cluster.why_not():
         sys.exit(reason)
@@ -139,7 +170,9 @@ def main() -> None:
                 lambda: row(KILL_ON_BAD_EXIT, lambda t: bench.failure_s(t, "--kill-on-bad-exit=1")),
             )
             rows = [measure() for measure in measures[: size("BENCH_MEASURES", len(measures), 1)]]
-    print_table(f"srun, {NODES} nodes x {WORKERS} workers", rows)
+        print_table(f"srun, {NODES} nodes x {WORKERS} workers", rows)
+        with nodes.Lab(Path(folder, "starts"), keys, max(STARTS)) as lab:
+            print_starts(lab)
 
 
 if __name__ == "__main__":

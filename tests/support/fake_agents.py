@@ -53,6 +53,8 @@ class FakeTransport:
     def sweep(self, index: int) -> FakeHandle:
         return FakeHandle()
 
+    def start_together(self) -> None: ...
+
 
 def unexplained(result: AttemptResult, _evidence: object) -> AttemptResult:
     """For ``Attempts``: nothing is added to a result."""

@@ -204,6 +204,7 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
+SrunPortRange=60001-61000
 KillWait=20
 UnkillableStepTimeout=10
 {nodes}

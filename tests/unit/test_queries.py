@@ -17,7 +17,7 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import Post
 from ddplaunch.transport.local import LocalTransport
 from tests.support.asked import asked
-from tests.support.fake_agents import FakeHandle
+from tests.support.fake_agents import FakeHandle, FakeTransport
 
 
 def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,9 +39,10 @@ def test_agents_that_do_not_end_are_waited_for_together_and_those_that_have_fail
             waited.append(timeout_s)
             return super().close()
 
+    transport = FakeTransport("gpu1", "gpu2")
+    transport.start = lambda *_: Stuck()  # type: ignore[method-assign]
     queries = Queries()
-    for name in ("gpu1", "gpu2"):
-        queries.add(name, Stuck(), "a query", is_remote=True)
+    queries.start(transport, "a query")  # type: ignore[arg-type]
     queries.nodes[0].failure = HostFailure("gpu1", "timeout", "no answer in time")
     queries.close(0.001)
     assert waited[0] == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddplaunch.cluster.hosts import Host, fold
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.features.slurm import srun
+from ddplaunch.features.slurm import scontrol, srun
 from ddplaunch.features.slurm.reader import lint, parse_counts, parse_node_list, read_allocation, read_step
 from tests.support import golden
 
@@ -134,5 +134,49 @@ def test_counts_read_back(runs: list[tuple[int, int]]):
 def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
     inherited = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "SLURM_CPU_BIND": "x", "SLURM_NTASKS": "9", "A": "b"}
     assert srun.environment(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
-    config = LaunchConfig(script="x.py", hosts=(Host("node7"),))
-    assert srun.SrunTransport.command(config, 0)[:2] == ("srun", "--nodelist=node7")
+
+
+def test_one_command_starts_all_nodes_and_another_one_a_spare():
+    hosts = tuple(Host(f"node{number}") for number in (7, 8, 9))
+    config = LaunchConfig(script="x.py", hosts=hosts, min_nodes=2, max_nodes=2)
+    for index in (0, 1):
+        command = srun.SrunTransport.command(config, index)
+        assert command[:4] == ("srun", "--nodelist=node[7-8]", "--nodes=2", "--ntasks=2")
+        assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} <= set(command)
+    assert srun.SrunTransport.command(config, 2)[:4] == ("srun", "--nodelist=node9", "--nodes=1", "--ntasks=1")
+
+
+@pytest.mark.parametrize(
+    ("local_addr", "interface", "chosen"),
+    [
+        (None, None, ""),
+        ("127.0.0.1", None, "127.0.0.1"),
+        ("192.0.2.1", None, ""),  # Not of this machine: it may be that of a node.
+        (None, "lo", "127.0.0.1"),
+        (None, "none0", ""),
+        ("127.0.0.1", "none0", "127.0.0.1"),
+    ],
+)
+def test_agents_use_an_address_that_the_user_has_chosen_if_it_is_the_launchers(
+    local_addr: str | None, interface: str | None, chosen: str
+):
+    config = LaunchConfig(script="x.py", hosts=(Host("node7"),), local_addr=local_addr, interface=interface)
+    assert srun._chosen_address(config) == chosen
+
+
+@pytest.mark.parametrize(
+    ("told", "ports"),
+    [
+        ((0, "SrunEpilog = (null)\nSrunPortRange           = 60001-60003\nSrunProlog = x"), [60001, 60002, 60003]),
+        ((0, "SrunPortRange           = 0-0\n"), []),
+        ((0, "SrunPortRange           = (null)\n"), []),
+        ((1, "scontrol did not answer"), []),
+    ],
+)
+def test_a_login_node_listens_at_ports_that_are_open_for_srun(
+    told: tuple[int, str], ports: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(scontrol, "run", lambda *_: told)
+    assert list(srun._ports()) == ports
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    assert list(srun._ports()) == []

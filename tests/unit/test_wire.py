@@ -22,6 +22,7 @@ from ddplaunch import features
 from ddplaunch.features.hangs.records import Calls, CollectiveCall, FlightRecord
 from ddplaunch.features.slow_ranks import records as collectives
 from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
+from ddplaunch.protocol.arrivals import Arrivals
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
@@ -265,6 +266,39 @@ def test_a_line_that_was_cut_off_is_no_record(record: Any, data: st.DataObject) 
     cut = data.draw(st.integers(1, len(line) - 1))
     with pytest.raises(ProtocolError):
         read_record(io.BytesIO(line[:cut]), RECORDS)
+
+
+@given(
+    st.lists(st.one_of(ANY_RECORD.filter(lambda each: not isinstance(each, wire.Chunk)), st.binary()), max_size=4),
+    st.data(),
+)
+def test_records_that_arrive_in_pieces_are_those_of_the_stream(items: list[Any], data: st.DataObject) -> None:
+    """Bytes stand for output, which follows a record that says how many they are."""
+    header = functools.partial(Output, "node", 0, 0, "stdout")
+    sent = [(header(len(item)), item) if isinstance(item, bytes) else (item, b"") for item in items]
+    stream = b"".join(encode(record) + payload for record, payload in sent)
+    arrivals, received = Arrivals(RECORDS), []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        arrivals.add(stream[:size])
+        stream = stream[size:]
+        received += iter(arrivals.take, None)
+    assert [(encode(record), payload) for record, payload in received] == [(encode(r), payload) for r, payload in sent]
+    assert not arrivals.is_cut_off
+
+
+def test_a_stream_that_ends_within_a_record_or_never_ends_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = Arrivals((Output,))
+    arrivals.add(encode(Output("node", 0, 0, "stdout", 5)) + b"four")
+    assert arrivals.take() is None
+    assert arrivals.is_cut_off
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 100)
+    endless = Arrivals((Output,))
+    endless.add(b"x" * 100)
+    assert endless.take() is None
+    endless.add(b"x")
+    with pytest.raises(ProtocolError):
+        endless.take()
 
 
 @given(ANY_RECORD, JSON, st.data())

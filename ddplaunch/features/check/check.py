@@ -219,8 +219,7 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
         gpus=config.workers.gpus,
     )
     with contextlib.closing(transport), contextlib.closing(queries):
-        for index, host in enumerate(transport.node_names):
-            queries.add(host, transport.start(index), query, is_remote=transport.is_remote)
+        queries.start(transport, query, "run")
         queries.wait(queries.nodes, NodeReport)
         queries.ask(queries.nodes, lambda _node: Ping(0.0, time.time()), Pong)
         _connect(queries)

@@ -82,9 +82,7 @@ class RemoteNodes:
             remote = RemoteConfig(transport=transport_of_command(tuple(new.values()), request.options, os.environ))
         transport = query_transport(tuple(new.values()), remote, partial(queries.post, first=first))
         self._closing.callback(transport.close)
-        for index, name in enumerate(new):
-            handle = transport.start(index, "query")
-            queries.add(name, handle, ReadLog("", 0), is_remote=transport.is_remote)
+        queries.start(transport, ReadLog("", 0))
         self._nodes |= dict(zip(new, queries.nodes[first:], strict=True))
         queries.wait(queries.nodes[first:], WithData)
         for node in queries.nodes[first:]:

@@ -124,8 +124,7 @@ def agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries]:
             stack.callback(transport.close)
         stack.callback(queries.close)
         for transport in (here, *others):
-            for index, name in enumerate(transport.node_names):
-                queries.add(name, transport.start(index, "query"), ListRuns(), is_remote=transport.is_remote)
+            queries.start(transport, ListRuns())
         yield queries
 
 

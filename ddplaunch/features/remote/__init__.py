@@ -1,7 +1,9 @@
-"""Agents on other machines: what SSH and commands like srun have in common. Used by transports, which are features.
+"""Agents on other machines: what SSH, srun and other commands have in common. Used by transports, which are features.
 
 Runs in the launcher's process. ``remote_start`` makes what starts an agent through any login shell, and checks what it
-says of its node; ``command_handle`` starts one by a command that carries stdin and stdout. Must not import torch.
+says of its node; ``command_handle`` starts one by a command that carries stdin and stdout, and ``call_back`` is for
+those that one command starts on many nodes: each connects to the launcher (``caller``), where one thread serves all of
+them (``io_thread``). Must not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CommandTransport: starts agents by a command that carries their stdin and stdout, like srun or ``kubectl exec``.
+"""CommandTransport: starts agents by a command that carries their stdin and stdout, like ``kubectl exec``.
 
 Runs in the launcher; each command is its child process. The command executes ``remote_start.COMMAND`` on the node. The
 agent starts, and reports facts about its node, as over SSH.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import os
-import re
 import subprocess
 import threading
 from collections import deque
@@ -24,14 +22,11 @@ from ddplaunch.transport.handle import Transport
 from ddplaunch.transport.local import PopenHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 _KEPT_LINES = 20
-_LONGEST_OUTPUT = 500
 _KILLED_S = 3.0
 
 
@@ -45,7 +40,6 @@ class CommandHandle(PopenHandle):
         self,
         host: str,
         command: tuple[str, ...],
-        env: Mapping[str, str],
         start: remote_start.RemoteStart,
         post: Post,
         output: WriteOutput,
@@ -57,7 +51,7 @@ class CommandHandle(PopenHandle):
             RuntimeError: no room for a thread.
         """
         pipe = subprocess.PIPE
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True)
+        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         super().__init__(self._child, f"on {host}", post, output)
         self.host = host
         self._command = command[0]
@@ -126,10 +120,8 @@ class CommandHandle(PopenHandle):
             return failure
         except (EOFError, OSError):
             self._stderr_reader.join(_KILLED_S)
-            printed = _last_words("; ".join(line for line in self._output_lines if line))
-            within = f" within {self._start.timeout_s:g} s" if is_late.is_set() else ""
-            message = f"{self._command} did not start the agent{within}: {printed or 'it printed nothing'}"
-            return HostFailure(self.host, "start", message, remote_start.SLOW_HINT if is_late.is_set() else "")
+            within_s = self._start.timeout_s if is_late.is_set() else None
+            return remote_start.not_started(self.host, self._command, self._output_lines, within_s)
         except RuntimeError as error:
             message = f"the launcher's machine has no room for a thread: {error}"
             return HostFailure(self.host, "start", message, NO_ROOM_HINT)
@@ -146,13 +138,6 @@ class CommandHandle(PopenHandle):
                     self._post(Notice(f"{self.host}: {line}"))
                 else:
                     self._output_lines.append(line)
-
-
-def _last_words(printed: str) -> str:
-    """The end of ``printed``, of about 500 characters; it begins with a whole word."""
-    if len(printed) <= _LONGEST_OUTPUT:
-        return printed
-    return "... " + re.sub(r"^\S*\s+", "", printed[-_LONGEST_OUTPUT:])
 
 
 class CommandTransport(Transport):
@@ -199,15 +184,11 @@ class CommandTransport(Transport):
     def command(cls, config: LaunchConfig, index: int) -> tuple[str, ...]:
         return (*cls.carrier(config, config.hosts[index]), "/bin/sh", "-c", remote_start.COMMAND)
 
-    def environment(self) -> dict[str, str]:
-        """Variables of the command."""
-        return dict(os.environ)
-
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> CommandHandle:
         command = self.command(self._config, index)
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         try:
-            return CommandHandle(self.node_names[index], command, self.environment(), start, post, output)
+            return CommandHandle(self.node_names[index], command, start, post, output)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             message = f"{command[0]} cannot be run here: {error.strerror}"
             raise LaunchError(message, self.missing_hint, NODE_NOT_READY) from None

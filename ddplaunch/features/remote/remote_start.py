@@ -33,7 +33,7 @@ from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddplaunch.config import LaunchConfig
 
@@ -77,9 +77,9 @@ _SHELL_VARIABLES = re.compile(
 )
 """Variables that a shell does not allow to set, or that have no meaning on another machine."""
 
-_STARTER = (
-    f"{COLLECT_SELDOM}\n{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}"
-    + r"""
+_BEGIN = f"{COLLECT_SELDOM}\n{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}"
+
+_STARTER = r"""
 import json, re, signal
 facts = {"pid": os.getpid(), "python": ".".join(map(str, sys.version_info[:3]))}
 try:
@@ -114,8 +114,11 @@ if facts.get("ddplaunch") == start["version"]:
     signal.alarm(start["first_record_s"])
     __import__(start["entry"], fromlist=["main"]).main()
 """
-)
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
+
+
+RUN_TEXT = f'import os; text = os.environ.pop("{START_VARIABLE}"); exec(text)'
+"""What Python executes."""
 
 
 SLOW_HINT = "A slow file system, busy CPUs or --remote-setup? --start-timeout allows more."
@@ -180,8 +183,12 @@ def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -
     return replace(start, script=config.script_file, needs_torch=True, kept=kept if asks else None)
 
 
-def first_input(start: RemoteStart) -> bytes:
-    """Stdin of ``COMMAND``. Records must follow after the facts only: a login script may read earlier input."""
+def first_input(start: RemoteStart, text: str = "", before: str = "") -> bytes:
+    """Stdin of ``COMMAND``. Records must follow after the facts only: a login script may read earlier input.
+
+    ``before``: lines of a shell that run first. ``text``: of Python, which runs before the agent's start; all of Python
+    that runs is there in the variable ``text``.
+    """
     values: dict[str, Any] = {"cwd": start.cwd, "script": start.script, "entry": start.entry}
     values |= {"root": PACKAGE_ROOT, "version": __version__, "prefix": FACTS_PREFIX.decode()}
     values["first_record_s"] = _FIRST_RECORD_S
@@ -189,17 +196,17 @@ def first_input(start: RemoteStart) -> bytes:
         values["kept"] = start.kept
     env = {name: value for name, value in start.env.items() if _is_settable(name)}
     # A Python literal in ASCII; JSON would write an emoji as two surrogates, which Python does not join.
-    env[START_VARIABLE] = f"start = {values!a}\n{_STARTER}"
+    env[START_VARIABLE] = f"start = {values!a}\n{_BEGIN}\n{text}{_STARTER}"
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     python = shlex.quote(start.python)
-    run = f"""exec {python} -c 'import os; exec(os.environ.pop("{START_VARIABLE}"))'"""
+    run = f"exec {python} -c '{RUN_TEXT}'"
     check = f"command -v {python} >/dev/null 2>&1 || {_exit_with('python')}"
     if not start.setup:
-        return _encode("\n".join([*lines, check, run]))
+        return _encode("\n".join([before, *lines, check, run]))
     # The setup may end the shell itself, by `exit` or `set -e`.
     setup = f"trap {shlex.quote(_exit_with('setup'))} EXIT; eval {shlex.quote(start.setup)} || exit; trap - EXIT"
     lines += [_WATCH_PARENT, setup, _END_WATCH, check, f"{run} <&3 3<&-"]
-    return _encode(_LOGIN_COMMAND) + _encode("\n".join(lines))
+    return _encode(f"{before}\n{_LOGIN_COMMAND}") + _encode("\n".join(lines))
 
 
 def signal_input(name: str, pid: int, node_tag: str) -> bytes:
@@ -254,13 +261,34 @@ def check_facts(host: str, facts: NodeFacts, start: RemoteStart, printed: Sequen
         message = f"--remote-setup ended with exit code {facts.status}" + (f": {said}" if said else "")
         hint = f"Try it with `{start.login_command}`; append" if start.login_command else "Append"
         return HostFailure(host, "setup", message, f"{hint} `; true` if the failure is harmless.")
-    if facts.failed:
+    if facts.failed == "python":
         hint = "Name one that every node has: --remote-python, or a --remote-setup that brings it into PATH."
         return HostFailure(host, "python", f"no {start.python}", hint)
     if tuple(map(int, re.findall(r"\d+", facts.python)[:2])) < _OLDEST_PYTHON:
         hint = "ddplaunch needs Python 3.10 on every node: --remote-python names another interpreter."
         return HostFailure(host, "python", f"{start.python} is Python {facts.python or 'of unknown version'}", hint)
+    if facts.failed:
+        hint = (
+            "The launcher listens there for its agents. Open the port in its firewall, or select a network by which "
+            "the nodes reach this machine: --local-addr, --interface."
+        )
+        return HostFailure(host, "start", f"it cannot connect to the launcher at {facts.error}", hint)
     return _check_packages(host, facts, start) or _check_files(host, facts, start)
+
+
+def not_started(host: str, command: str, printed: Iterable[str], within_s: float | None = None) -> HostFailure:
+    """The failure of a host on which ``command`` has started no agent, or not ``within_s``; it printed these lines."""
+    words = last_words("; ".join(line for line in printed if line)) or "it printed nothing"
+    within = "" if within_s is None else f" within {within_s:g} s"
+    hint = "" if within_s is None else SLOW_HINT
+    return HostFailure(host, "start", f"{command} did not start the agent{within}: {words}", hint)
+
+
+def last_words(printed: str) -> str:
+    """The end of ``printed``, of about 500 characters; it begins with a whole word."""
+    if len(printed) <= _SHOWN_CHARS:
+        return printed
+    return "... " + re.sub(r"^\S*\s+", "", printed[-_SHOWN_CHARS:])
 
 
 def _check_packages(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:

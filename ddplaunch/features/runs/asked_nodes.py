@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import RemoteConfig
-    from ddplaunch.transport.handle import Post, Transport
+    from ddplaunch.transport.handle import Post, Purpose, Transport
 
 ANSWER_TIMEOUT_S = 30.0
 """Seconds for one answer; a slow DNS look-up, or all attempts to connect to a node, take less."""
@@ -66,11 +66,18 @@ class Queries:
         self.nodes: list[QueriedNode] = []
         self._mailbox: Mailbox[tuple[int, float, object]] = Mailbox()
 
-    def add(self, name: str, handle: AgentHandle, query: object, *, is_remote: bool) -> None:
-        """Add a node whose agent has just been started, and send that its first query."""
-        handle.send(query)
-        deadline = float("inf") if is_remote else time.monotonic() + ANSWER_TIMEOUT_S
-        self.nodes.append(QueriedNode(name, handle, deadline))
+    def start(self, transport: Transport, query: object, purpose: Purpose = "query") -> None:
+        """Start the agents of all nodes of ``transport``, and send each its first query.
+
+        Raises:
+            LaunchError: this machine cannot start one.
+        """
+        for index, name in enumerate(transport.node_names):
+            handle = transport.start(index, purpose)
+            handle.send(query)
+            deadline = float("inf") if transport.is_remote else time.monotonic() + ANSWER_TIMEOUT_S
+            self.nodes.append(QueriedNode(name, handle, deadline))
+        transport.start_together()
 
     def ask(
         self,

@@ -1,24 +1,44 @@
-"""SrunTransport: starts agents on the nodes of a SLURM allocation; each srun is a child process of the launcher.
+"""SrunTransport: starts the agents of all nodes of a SLURM allocation by one srun; they connect to the launcher.
 
-Runs in the launcher.
+Runs in the launcher. ``steps`` runs srun.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch.features.remote.command_handle import CommandTransport
+from ddplaunch.cluster.hosts import fold
+from ddplaunch.errors import NODE_NOT_READY, LaunchError
+from ddplaunch.features.remote import caller, remote_start
+from ddplaunch.features.remote.call_back import CallBackHandle, CallBackServer
+from ddplaunch.features.remote.io_thread import IoThread
+from ddplaunch.features.slurm import scontrol
+from ddplaunch.features.slurm.steps import Steps, Waiting
+from ddplaunch.system import limits, network
+from ddplaunch.text import plural
+from ddplaunch.transport.handle import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import socket
+    from collections.abc import Mapping, Sequence
 
-    from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.remote.remote_start import RemoteStart
+    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 _OPTIONS = (
-    *("--nodes=1", "--ntasks=1", "--overlap", "--export=ALL", "--input=0", "--mpi=none", "--cpu-bind=none", "--mem=0"),
-    *("--kill-on-bad-exit=0", "--job-name=ddplaunch"),
+    *("--ntasks-per-node=1", "--overlap", "--export=ALL", "--mpi=none", "--cpu-bind=none", "--mem=0"),
+    # The loss of a node, or the end of an agent, must not end the others.
+    *("--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
+    # srun closes its connection to a node when nothing can come over it any more. While it has one, it ends the whole
+    # step if that breaks, for example when the node has crashed and is up again at once. Agents close their stdout;
+    # stderr SLURM's own process on the node keeps open, so it is that of the first task only: in a batch job, of the
+    # node of the launcher.
+    *("--label", "--error=0", "--job-name=ddplaunch"),
 )
 
 _JOB_OPTIONS = (
@@ -37,9 +57,15 @@ _JOB_OPTIONS = (
     *("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO"),
     *("SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_HINT"),
 )
-"""Variables that srun reads as options. Without them a step of one task gets all of the job's resources on its node.
+"""Variables that srun reads as options. Without them a step of one task per node gets all of the job's resources.
 
 slurmstepd sets those of the binding, to describe that of a task."""
+
+_MISSING_HINT = "It starts the agents on the nodes of SLURM's allocation. `--cluster none` runs on this machine only."
+_OTHER_FILES = 512
+"""Open files besides two connections per node: those of strangers, and of the launcher."""
+
+_CONFIG_S = 2.0
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
@@ -47,18 +73,96 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in inherited.items() if name not in _JOB_OPTIONS}
 
 
-class SrunTransport(CommandTransport):
-    """Starts agents through srun, which forwards SIGTERM as SIGKILL."""
+def step(names: Sequence[str]) -> tuple[str, ...]:
+    """The command that starts an agent on each of these nodes, beside the other steps of the job."""
+    count = len(names)
+    nodes = (f"--nodelist={fold(names)}", f"--nodes={count}", f"--ntasks={count}")
+    return ("srun", *nodes, *_OPTIONS, "/bin/sh", "-c", remote_start.COMMAND)
 
-    missing_hint = (
-        "It starts the agents on the nodes of SLURM's allocation. `--cluster none` runs on this machine only."
-    )
 
-    @staticmethod
-    def carrier(_config: LaunchConfig, host: Host) -> tuple[str, ...]:
-        """A step of one task on ``host``, beside the other steps of the job."""
-        return ("srun", f"--nodelist={host.name}", *_OPTIONS)
+class SrunTransport(Transport):
+    """Starts agents through srun: those of ``start`` by one step, at ``start_together``."""
 
-    def environment(self) -> dict[str, str]:
-        """Variables of srun, which the agent inherits."""
-        return environment({**os.environ, **dict(self._config.remote.environ)})
+    def __init__(self, config: LaunchConfig, *others: Any) -> None:
+        """Listen for the agents.
+
+        Raises:
+            LaunchError: there is no srun, or this machine allows too few open files, or ``--local-addr`` is wrong.
+        """
+        if not shutil.which(command := "srun"):
+            why = "it is not in PATH"
+            raise LaunchError(f"{command} cannot be run here: {why}", _MISSING_HINT, NODE_NOT_READY)
+        super().__init__(config, *others)
+        hosts = len(config.hosts)
+        limits.raise_open_files(2 * hosts + _OTHER_FILES, plural(hosts, "host"))
+        self._address = _chosen_address(config)
+        listener = _listen(self._address)
+        try:
+            self._io = IoThread("connections of agents")
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"the launcher cannot start: {error}", limits.NO_ROOM_HINT) from None
+        self._server = CallBackServer(self._io, listener)
+        env = environment({**os.environ, **dict(config.remote.environ)})
+        self._steps = Steps(self._io, step, self._input, env)
+        self._waiting: list[Waiting] = []
+
+    @classmethod
+    def command(cls, config: LaunchConfig, index: int) -> tuple[str, ...]:
+        """The step of all nodes; of a spare its own."""
+        first = config.hosts[: config.max_nodes] if index < config.max_nodes else config.hosts[index : index + 1]
+        return step([host.name for host in first])
+
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> CallBackHandle:
+        name = self._config.hosts[index].name
+        start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
+        handle = CallBackHandle(self._io, self.node_names[index], start, post, output)
+        self._io.call(lambda: self._server.expect(name, handle))
+        self._waiting.append((name, handle, purpose))
+        return handle
+
+    def _input(self, starts: Sequence[RemoteStart]) -> bytes:
+        """Stdin of a step. Without an address of the user's, that of srun, to which SLURM connects from the nodes."""
+        of_srun = ("SLURM_LAUNCH_NODE_IPADDR", "SLURM_SRUN_COMM_HOST")
+        text = caller.first_input(starts, "SLURMD_NODENAME", "SLURM_PROCID", of_srun)
+        return text + caller.credentials(self._server.secret, self._server.port, self._address)
+
+    def start_together(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._steps.start(waiting)
+
+    def close(self) -> None:
+        """End the steps; they have ended when this returns, but for what SLURM cannot reach."""
+        self._steps.close()
+        self._io.close()
+        self._server.close()
+
+
+def _chosen_address(config: LaunchConfig) -> str:
+    """``--local-addr``, or that of ``--interface``, if it is an address of this machine: it may be one of the nodes."""
+    if config.local_addr:
+        return config.local_addr if network.is_local(config.local_addr) else ""
+    with contextlib.suppress(LaunchError):
+        return network.address_of("", config.interface) if config.interface else ""
+    return ""
+
+
+def _listen(address: str) -> socket.socket:
+    """Listen at the address, or without one at all, on a port that the nodes can probably reach.
+
+    Raises:
+        LaunchError: no port is free.
+    """
+    address = network.bindable(address) if address else network.any_address()
+    for port in _ports():
+        with contextlib.suppress(LaunchError):
+            return network.listen("the launcher", address, port)
+    return network.listen("the launcher", address, 0)
+
+
+def _ports() -> Sequence[int]:
+    """The ports of a login node to which SLURM's processes on the nodes connect: firewalls let these through."""
+    if "SLURMD_NODENAME" in os.environ:  # This is a node of the job: between these, programs connect to any port.
+        return ()
+    code, told = scontrol.run(_CONFIG_S, "show", "config")
+    found = None if code else re.search(r"^SrunPortRange\s*=\s*(\d+)-(\d+)\s*$", told, re.MULTILINE)
+    return range(int(found[1]), int(found[2]) + 1) if found and found[1] != "0" else ()
