@@ -61,7 +61,8 @@ class Mailbox(Generic[E]):
 
     def get(self, deadline: float = math.inf) -> E | None:
         """Wait for the next event; None after ``deadline`` (``time.monotonic()``). One thread only."""
-        if threading.current_thread() is not threading.main_thread():
+        # To set the descriptor gives other threads the interpreter, which takes longer than an event under load.
+        if self._events or threading.current_thread() is not threading.main_thread():
             return self._get(deadline)
         if self._wakeup_fd is None:
             self._wakeup_fd = self._open_wakeup_fd()

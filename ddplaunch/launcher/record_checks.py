@@ -38,6 +38,8 @@ class RecordChecks:
         self._one_launcher_leads = config.one_launcher_leads
         self._of_node: dict[int, tuple[int, range]] = {}
         self._restarts: Counter[int] = Counter()
+        self._known_size: tuple[int, int] | None = None
+        """Attempt and number of workers that a node has told last: all nodes of thousands tell the same."""
 
     def check(self, node: Node, event: object) -> None:
         """Follow the attempts of ``node``.
@@ -71,9 +73,10 @@ class RecordChecks:
         """
         workers = len(event.pids)
         fits = workers <= node.workers and event.first_rank + workers <= event.world_size
-        if self._one_launcher_leads:
+        if self._one_launcher_leads and self._known_size != (event.attempt, event.world_size):
             most = sum(each.workers or MAX_SLOTS_PER_HOST for each in self._participants.nodes.all)
             fits = fits and event.world_size <= most
+            self._known_size = (event.attempt, event.world_size) if fits else None
         if not fits or event.node_rank >= event.nnodes:
             raise ProtocolError(f"{workers} of {event.world_size} workers from rank {event.first_rank} on do not fit")
 

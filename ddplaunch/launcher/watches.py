@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddplaunch import features
@@ -15,7 +16,7 @@ from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
@@ -36,6 +37,8 @@ _FROZEN_S = 1.0
 """Delay of a deadline that shows that this process or its machine was suspended."""
 
 _CATCH_UP_S = 5.0
+_BUSY_S = 0.02
+"""While events wait, the parts run no more often: each looks at all of its deadlines."""
 
 
 class RunServices(NamedTuple):
@@ -203,9 +206,15 @@ class Watches:
     def begin(self, run: RunServices) -> None:
         """Make the watches that this run has."""
         self._run = run
-        self.all = tuple(watch for module in features.watch_modules(run.config) for watch in module.watches(run))
+        self._set(tuple(watch for module in features.watch_modules(run.config) for watch in module.watches(run)))
         for watch in self.all:
             self._write = watch.on_output(self._write)
+
+    def _set(self, watches: tuple[Watch, ...]) -> None:
+        self.all = watches
+        # Thousands of nodes answer a ping each second, and most watches wait for no event.
+        self._on_event = [watch.on_event for watch in self.all if type(watch).on_event is not Watch.on_event]
+        self._on_report = [watch.on_report for watch in self.all if type(watch).on_report is not Watch.on_report]
 
     def output(self, header: Output, data: bytes) -> None:
         """Show output of a worker, after the watches have done with it what they do. Any thread."""
@@ -221,23 +230,22 @@ class Watches:
 
         An error of one watch keeps the event from no other. The first error is raised when all have been told.
         """
+        told: Iterable[Callable[[], None]]
+        match event:
+            case ReportOfNode():
+                told = [partial(tell, event.node_index, event.participants, event.report) for tell in self._on_report]
+            case Report():
+                told = [partial(tell, index, self._run.participants.indices, event) for tell in self._on_report]
+            case _:
+                told = [partial(tell, index, event) for tell in self._on_event]
         errors = []
-        for watch in self.all:
+        for tell in told:
             try:
-                self._tell(watch, index, event)
+                tell()
             except Exception as error:
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    def _tell(self, watch: Watch, index: int, event: object) -> None:
-        match event:
-            case ReportOfNode():
-                watch.on_report(event.node_index, event.participants, event.report)
-            case Report():
-                watch.on_report(index, self._run.participants.indices, event)
-            case _:
-                watch.on_event(index, event)
 
     def note(
         self, event: str, text: str = "", t: float | None = None, node: int | None = None, **facts: object
@@ -343,12 +351,15 @@ class Timers:
         self._on_error = on_error
         self._failed: list[Timed] = []
         self._deadline = float("inf")
-        self._catch_up_by = 0.0
+        self._catch_up_by, self._ran_at = 0.0, -NEVER
 
     def run_due(self) -> float:
         """Run the parts that are due. Returns the time until which the loop may wait for an event."""
-        ping_at = self._call(self._pings, time.monotonic())
         now = time.monotonic()
+        if now < self._ran_at + _BUSY_S and not self._mailbox.is_empty:
+            return now
+        ping_at = self._call(self._pings, now)
+        now = self._ran_at = time.monotonic()
         if now - self._deadline > _FROZEN_S:
             self._catch_up_by = self._deadline = now + _CATCH_UP_S
         if now < self._catch_up_by and not self._mailbox.is_empty:

@@ -102,8 +102,20 @@ def test_an_event_that_one_watch_cannot_handle_reaches_those_behind_it_and_the_f
             told.append((node_index, participants, report))
 
     every = watches.Watches(lambda *_: None)
-    every.all = (Broken("the first"), Broken("another"), Last())
+    every._set((Broken("the first"), Broken("another"), Last()))
     for event in ("an event", ReportOfNode(1, (0, 1), WorkerActivity(0))):
         with pytest.raises(ValueError, match="the first bug at"):
             every.on_node_event(0, event)
     assert told == [(0, "an event"), (1, (0, 1), WorkerActivity(0))]
+
+
+def test_while_events_wait_the_parts_are_asked_a_few_times_in_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of nodes answer a ping within a second: the parts, each with its deadlines, would take most of it."""
+    now, asked = 0.0, []
+    monkeypatch.setattr(watches, "time", SimpleNamespace(monotonic=lambda: now))
+    part = SimpleNamespace(run_due=lambda at: asked.append(at) or float("inf"))
+    timers = Timers(part, [part], SimpleNamespace(is_empty=False), lambda *_: pytest.fail("a part has failed"))
+    for thousandths in range(1000):
+        now = thousandths / 1000
+        timers.run_due()
+    assert 20 <= len(asked) <= 2 * 51

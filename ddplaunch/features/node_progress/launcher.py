@@ -45,8 +45,10 @@ class NodeProgress(Watch):
         if not isinstance(event, AttemptStarted) or event.attempt:
             return
         self._imports_s[self._nodes.all[index].host] = event.import_s
+        if len(self._imports_s) != len(self._participants.indices):
+            return
         host, longest_s = max(self._imports_s.items(), key=lambda item: item[1])
-        if len(self._imports_s) == len(self._participants.indices) and longest_s >= _SLOW_IMPORT_S:
+        if longest_s >= _SLOW_IMPORT_S:
             on = f", on {quote(host)}" if len(self._imports_s) > 1 else ""
             self._show(
                 f"the start waited {duration(longest_s)} for `import torch`{on}: --check measures it", Level.NORMAL
