@@ -230,7 +230,8 @@ class Coordinator:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
     def _assign(self, record: AssignNodes) -> list[Outgoing]:
-        removed = [index for index in self.assigned if index not in set(record.assigned)]
+        kept = set(record.assigned)
+        removed = [index for index in self.assigned if index not in kept]
         self.assigned = tuple(dict.fromkeys(record.assigned))
         self.departing, self.spares = record.departing, record.spares
         return [*(sent for index in removed for sent in self.on_left_or_lost(index)), *self._form_if_complete()]

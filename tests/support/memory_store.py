@@ -37,6 +37,9 @@ class MemoryStore:
                 raise RuntimeError(f"wait timeout after {self._timeout_s * 1000:g}ms, keys: /{key}")
             return self.values[key].encode()
 
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
     def add(self, key: str, amount: int) -> int:
         with self._changed:
             number = int(self.values.get(key, "0")) + amount

@@ -64,6 +64,9 @@ class TCPStore:
     def get(self, key: str) -> bytes:
         return str(self._call("get", key, self.timeout.total_seconds())).encode()
 
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
     def add(self, key: str, amount: int) -> int:
         return int(self._call("add", key, amount))
 
