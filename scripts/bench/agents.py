@@ -235,9 +235,11 @@ class Agents:
         with self._phase("start to ready"):
             self._wait(lambda: self._joined == nodes)
             self._send_each(lambda node: self._records.started(node, 0), 2)
+        pings = self._pings
         with self._phase("a second of pings", ROUNDS, counts_pings=True):
             self._beats(ROUNDS)
         self._ping_cpu_s = self.phases[-1].cpu_s / nodes
+        self.phases[0].cpu_s -= pings * self._ping_cpu_s
         if is_stopped:
             self._stop()
             return

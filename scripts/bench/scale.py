@@ -43,6 +43,7 @@ from ddplaunch.mailbox import K, Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system import signals
+from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.handle import (
     _LARGE_BYTES,
     AgentConnected,
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Output
 
 SIZES = size("BENCH_NODES", (64, 256, 1024, 4000, 10_000), (2, 8))
+LOST_AFTER_S = 300.0
+"""Other load of the machine must end no job."""
+
 JOBS = ("fails", "is stopped")
 SMALL_CPU_S, SMALL_MB = 0.01, 20.0
 """Figures below these are not compared: the exponent would be one of the clock or of the interpreter."""
@@ -266,7 +270,7 @@ def measure(count: int, name: str) -> list[dict[str, Any]]:
             workers, output = WorkerConfig(nproc_per_node=WORKERS), OutputConfig(log_dir=base, page=False)
             config = LaunchConfig(
                 script="train.py", hosts=hosts, min_nodes=count, max_nodes=count, workers=workers, output=output,
-                max_restarts=1,
+                max_restarts=1, timeouts=TimeoutConfig(lost_after_s=LOST_AFTER_S),
             )  # fmt: skip
             with (
                 launch.without_full_collections(),
