@@ -64,7 +64,7 @@ def test_the_rank_that_others_wait_for_is_named_though_nothing_is_reported(tmp_p
     assert re.match(r"rank 1 never joined all_reduce #2 of default_pg \(1 float\)", lines[1])
     assert "rank 1: still, at train.py:4 in load" in lines
     assert any(line.startswith("ranks 0, 2: waiting, at train.py:6 in step") for line in lines)
-    assert path.read_text().count("in step\n") >= 2
+    assert "in step\n" in path.read_text()
     finished = end(running)
     assert path.parent == finished.run_dir
     assert not (path.parent / SOCKET).exists()

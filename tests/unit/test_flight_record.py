@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.features.hangs import flight_record
-from ddplaunch.features.hangs.flight_record import parse, parse_file, parse_times, with_failed_call
+from ddplaunch.features.hangs.flight_record import parse, parse_file, parse_times
 from ddplaunch.features.hangs.records import MAX_CALLS, CollectiveCall, FlightRecord
 from ddplaunch.protocol.wire import decode, encode
 from tests.support import golden
@@ -224,13 +224,15 @@ def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
 
 def test_the_call_that_has_failed_is_unfinished() -> None:
     """gloo has counted it as finished."""
-    record = parse(dump(entry(1), entry(1, process_group=["1", "tp"]), entry(2)), GROUPS)
-    for group, open_call in (("", ("0", 2)), ("1", ("1", 1))):
-        failed = with_failed_call(record, group)
+    called = dump(entry(1), entry(1, process_group=["1", "tp"], time_created_ns=5), entry(2))
+    for group, open_call, since_ns in (("", ("0", 2), 1002), ("1", ("1", 1), 5)):
+        failed = parse(called, GROUPS, group)
         assert [(failed.group_name(call), call.number) for call in failed.made.unfinished] == [open_call]
-    waiting = parse(dump(entry(1, state="scheduled"), entry(2)), GROUPS)
-    assert with_failed_call(waiting, "") == waiting
-    assert with_failed_call(FlightRecord(), "") == FlightRecord()
+        assert failed.since_ns == (since_ns,)
+    assert not parse(called, GROUPS, "unknown").made.unfinished
+    waiting = dump(entry(1, state="scheduled"), entry(2))
+    assert parse(waiting, GROUPS, "") == parse(waiting, GROUPS)
+    assert parse(dump(), GROUPS, "") == parse(dump(), GROUPS)
 
 
 def test_an_empty_record() -> None:

@@ -349,8 +349,8 @@ def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
         found = flight_record.document(_read(worker.worker_dir / worker_records.RECORD_FILE))
         record = json.dumps(found.pop(worker_records.FLIGHT_RECORD, None)).encode()
         answer = Answer(found, record)
-        pending, parsed = answer.pending, _record_of(answer)
-        return parsed and flight_record.with_failed_call(parsed, pending.group if pending else ""), pending
+        pending = answer.pending
+        return _record_of(answer, pending.group if pending else ""), pending
     return None, None
 
 
@@ -360,7 +360,7 @@ def _read(path: Path) -> bytes:
         return file.read(flight_record.MAX_DUMP_BYTES + 1)
 
 
-def _record_of(answer: Answer) -> FlightRecord | None:
+def _record_of(answer: Answer, raised_in: str | None = None) -> FlightRecord | None:
     with contextlib.suppress(ValueError):
-        return flight_record.parse(answer.record, answer.groups)
+        return flight_record.parse(answer.record, answer.groups, raised_in)
     return None

@@ -58,18 +58,20 @@ _COALESCED = "coalesced"
 _SYNCHRONISES = re.compile("_?(all_?reduce|all_?gather|reduce_scatter|all_?to_?all|barrier)", re.IGNORECASE)
 
 
-def parse(dump: bytes, groups: Mapping[str, tuple[str, Sequence[int]]]) -> FlightRecord:
+def parse(dump: bytes, groups: Mapping[str, tuple[str, Sequence[int]]], raised_in: str | None = None) -> FlightRecord:
     """The end of the flight record in ``dump``: the newest calls, the unfinished ones, and the last one of each group.
 
     Arguments:
         dump: JSON as torch writes it.
         groups: description and global ranks of the process groups of the worker, by name.
+        raised_in: of a worker that has ended by an exception, the name of the group whose newest call has raised it;
+            empty: the newest call of all. It is unfinished, though gloo counts it as finished.
 
     Raises:
         ValueError: one sentence about a dump that is too large, cut off, or not a flight record.
     """
     with _only_value_errors():
-        return _parsed(document(dump), groups)
+        return _parsed(document(dump), groups, raised_in)
 
 
 def parse_file(path: Path) -> FlightRecord:
@@ -91,18 +93,6 @@ def parse_file(path: Path) -> FlightRecord:
         except (subprocess.SubprocessError, wire.ProtocolError):
             raise ValueError(f"{path.name} is no flight record of torch, or too large") from None
     return record
-
-
-def with_failed_call(record: FlightRecord, group: str) -> FlightRecord:
-    """The record of a worker that has ended by an exception, with the call that has raised it as unfinished.
-
-    gloo counts that call as finished. It is the newest one of ``group``; empty: the newest of all.
-    """
-    calls = record.made.all
-    if record.made.unfinished or not calls:
-        return record
-    newest = next((call for call in reversed(calls) if group in ("", record.group_name(call))), None)
-    return replace(record, made=Calls(tuple(replace(call, is_done=call is not newest) for call in calls)))
 
 
 def shortened(record: FlightRecord, count: int) -> FlightRecord:
@@ -160,11 +150,15 @@ def _configured_groups(config: Mapping[str, Any]) -> dict[str, tuple[str, Sequen
     return {name: (_text(group["desc"]), json.loads(group["ranks"])) for name, group in config.items() if name}
 
 
-def _parsed(document: dict[str, Any], groups: Mapping[str, tuple[str, Sequence[int]]]) -> FlightRecord:
+def _parsed(
+    document: dict[str, Any], groups: Mapping[str, tuple[str, Sequence[int]]], raised_in: str | None = None
+) -> FlightRecord:
     entries = _entries(document)
     places: dict[str, int] = {}
     calls = _without_batches([_Called.of(entry, places) for entry in entries])
     kept = [calls[index] for index in _kept([each.call for each in calls], MAX_CALLS)]
+    if raised_in is not None:
+        kept = _with_failed_call(kept, places.get(raised_in, -1) if raised_in else None)
     is_complete = len(kept) == len(calls) and (not entries or entries[0]["record_id"] == 0)
     found = _groups(entries, groups, [list(places)[each.call.group] for each in kept])
     of_name = {name: place for place, name in enumerate(found)}
@@ -278,6 +272,14 @@ def _without_batches(calls: Sequence[_Called]) -> list[_Called]:
         for each in calls
         if each.call.operation != _COALESCED or each.batch not in members
     ]
+
+
+def _with_failed_call(calls: list[_Called], group: int | None) -> list[_Called]:
+    """The newest of ``group`` is unfinished, if no other is; None: the newest of all."""
+    if not all(each.call.is_done for each in calls):
+        return calls
+    newest = next((each for each in reversed(calls) if group in (None, each.call.group)), None)
+    return [each._replace(call=replace(each.call, is_done=False)) if each is newest else each for each in calls]
 
 
 def _kept(calls: Sequence[CollectiveCall], count: int) -> list[int]:
