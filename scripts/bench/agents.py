@@ -172,7 +172,7 @@ class Phase:
     """What the launcher's process used in one phase.
 
     Attributes:
-        cpu_s: CPU seconds of one round, without those of the pings that were answered meanwhile.
+        cpu_s: CPU seconds of one round.
         wall_s: seconds of all rounds.
         peak_mb: its largest memory in the phase.
         threads, descriptors: at the end of the phase.
@@ -190,9 +190,9 @@ class Phase:
 class Launcher:
     """The launcher's process, as another process sees it."""
 
-    def __init__(self, pid: int, handled: Synchronized[int]) -> None:
-        """``handled``: the number of records that it has handled, pongs not counted."""
-        self.pid, self.handled = pid, handled
+    def __init__(self, pid: int, handled: Synchronized[int], is_pinging: Synchronized[int]) -> None:
+        """``handled``: the number of records that it has handled, pongs not counted; ``is_pinging``: it sends pings."""
+        self.pid, self.handled, self.is_pinging = pid, handled, is_pinging
         self._clock = (~pid << 3) | 2  # clock_getcpuclockid(3)
 
     def cpu_s(self) -> float:
@@ -227,7 +227,7 @@ class Agents:
             self._channels.append(channel)
         self.phases: list[Phase] = []
         self._pings = self._joined = self._examination = self._sent = 0
-        self._ping_cpu_s, self._is_stopping = 0.0, False
+        self._is_stopping = False
 
     def run(self, *, is_stopped: bool) -> None:
         """The whole job; or one that the user stops by Ctrl-C soon after its start."""
@@ -235,11 +235,8 @@ class Agents:
         with self._phase("start to ready"):
             self._wait(lambda: self._joined == nodes)
             self._send_each(lambda node: self._records.started(node, 0), 2)
-        pings = self._pings
-        with self._phase("a second of pings", ROUNDS, counts_pings=True):
-            self._beats(ROUNDS)
-        self._ping_cpu_s = self.phases[-1].cpu_s / nodes
-        self.phases[0].cpu_s -= pings * self._ping_cpu_s
+        with self._phase("a second of pings", ROUNDS):
+            self._beats()
         if is_stopped:
             self._stop()
             return
@@ -249,12 +246,12 @@ class Agents:
         with self._phase("usage records, every 10 s", ROUNDS):
             for number in range(ROUNDS):
                 self._send_all(_usage(number))
-                self._beats(1)  # Files are written a second later.
+                time.sleep(2.0)  # Files are written a second later.
         with self._phase("activity reports, job quiet", ROUNDS):
             for number in range(ROUNDS):
                 self._send_all(WorkerActivity(0, 30.0 * number, 30.0 * number))
-        with self._phase("a second of pings, job quiet", ROUNDS, counts_pings=True):
-            self._beats(ROUNDS)
+        with self._phase("a second of pings, job quiet", ROUNDS):
+            self._beats()
         with self._phase("examination and hang report"):
             self._send_all(WorkerActivity(0, 400.0, 400.0))
             self._wait(lambda: self._examination > 0)
@@ -286,19 +283,20 @@ class Agents:
         self._sent = -1
 
     @contextlib.contextmanager
-    def _phase(self, name: str, rounds: int = 1, *, counts_pings: bool = False) -> Iterator[None]:
-        launcher, pings, began_at, before_s = self._launcher, self._pings, time.monotonic(), self._launcher.cpu_s()
+    def _phase(self, name: str, rounds: int = 1) -> Iterator[None]:
+        launcher, began_at, before_s = self._launcher, time.monotonic(), self._launcher.cpu_s()
         launcher.reset_peak()
         yield
         self._wait(lambda: launcher.handled.value >= self._sent)
         cpu_s = launcher.cpu_s() - before_s
-        cpu_s -= 0.0 if counts_pings else (self._pings - pings) * self._ping_cpu_s
         figures = launcher.status("VmHWM") / 1024, launcher.status("Threads"), launcher.descriptors()
         self.phases.append(Phase(name, cpu_s / rounds, time.monotonic() - began_at, *figures, began_at))
 
-    def _beats(self, rounds: int) -> None:
-        wanted = self._pings + rounds * self._count
+    def _beats(self) -> None:
+        before, self._launcher.is_pinging.value = self._launcher.is_pinging.value, 1
+        wanted = self._pings + ROUNDS * self._count
         self._wait(lambda: self._pings >= wanted)
+        self._launcher.is_pinging.value = before
 
     def _send_all(self, record: object) -> None:
         line = wire.encode(record)

@@ -4,6 +4,9 @@ Of each phase of a job: CPU seconds, memory, threads, descriptors, the longest t
 are to come every second, and for how long the main thread looked for neither events nor signals. Below each phase the
 exponent of the growth from the second smallest size to the largest: 1 is in proportion to the number of nodes.
 
+Pings are sent in their own phases only, or with ``BENCH_PINGS=1`` in all: other load makes phases longer, and pings
+would be most of their CPU time.
+
 The agents are in another process (``agents.py``), and their CPU time does not count. One thread reads, one
 decodes, and one writes, for all of them. ``BENCH_NODES`` chooses other sizes. Each size runs in a separate process.
 """
@@ -38,7 +41,7 @@ from page import made
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
 from ddplaunch.features.remote import remote_start
-from ddplaunch.launcher import launch, run, setup
+from ddplaunch.launcher import launch, pings, run, setup
 from ddplaunch.mailbox import K, Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
@@ -64,6 +67,7 @@ SIZES = size("BENCH_NODES", (64, 256, 1024, 4000, 10_000), (2, 8))
 LOST_AFTER_S = 300.0
 """Other load of the machine must end no job."""
 
+ALWAYS_PINGS = os.environ.get("BENCH_PINGS", "") not in ("", "0")
 JOBS = ("fails", "is stopped")
 SMALL_CPU_S, SMALL_MB = 0.01, 20.0
 """Figures below these are not compared: the exponent would be one of the clock or of the interpreter."""
@@ -230,7 +234,9 @@ class WatchedMailbox(Mailbox[object]):
 def job(count: int, name: str, folder: Path, handled: Synchronized[int], phases: list[Any]) -> Iterator[socket.socket]:
     """The socket to which ``count`` agents connect; they have ended, and ``phases`` is filled, after the block."""
     context = multiprocessing.get_context("fork")
-    (results, told), launcher = context.Pipe(duplex=False), Launcher(os.getpid(), handled)
+    is_pinging, beat = context.Value("q", int(ALWAYS_PINGS), lock=False), pings.Pings.beat
+    pings.Pings.beat = lambda self: beat(self) if is_pinging.value else None  # type: ignore[method-assign]
+    (results, told), launcher = context.Pipe(duplex=False), Launcher(os.getpid(), handled, is_pinging)
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
 
         def serve() -> None:
@@ -293,7 +299,7 @@ def with_pings(phases: list[dict[str, Any]], handles: list[Handle], busy: list[t
     ends = [*(phase["began_at"] for phase in phases[1:]), time.monotonic()]
     gaps = [gap for handle in handles for gap in zip(handle.pinged_at, handle.pinged_at[1:], strict=False)]
     for phase, end in zip(phases, ends, strict=True):
-        for name, times in (("gap_s", gaps), ("busy_s", busy)):
+        for name, times in (*((("gap_s", gaps),) if ALWAYS_PINGS else ()), ("busy_s", busy)):
             within = (until - since for since, until in times if until > phase["began_at"] and since < end)
             phase[name] = max(within, default=0.0)
 
