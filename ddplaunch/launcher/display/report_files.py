@@ -38,8 +38,8 @@ FAILED = "failed"
 def write_report(result: RunResult, folder: Path) -> None:
     """Write report.json."""
     is_large = sum(len(attempt.exits) for attempt in result.attempts) > _MAX_INDENTED
-    text = "\n".join(_lines(result)) if is_large else json.dumps(_body(result), indent=2)
-    _write(folder / REPORT, f"{text}\n")
+    lines = _lines(result) if is_large else (json.dumps(_body(result), indent=2),)
+    _write(folder / REPORT, (f"{line}\n" for line in lines))
 
 
 def _body(result: RunResult) -> dict[str, object]:
@@ -77,7 +77,7 @@ def write_page(text: str, folder: Path) -> None:
     _write(folder / FAILURE_PAGE, text + "\n")
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str | Iterable[str]) -> None:
     with kept_files.noting(path):
         kept_files.write_whole(path, text)
 

@@ -16,7 +16,7 @@ import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
     from typing import BinaryIO
 
@@ -68,9 +68,14 @@ def regular_fd(path: str | Path, flags: int = 0) -> int:
 
 
 def write_whole(
-    path: str | Path, data: str | bytes, mode: int = 0o600, may_replace: Callable[[], bool] = lambda: True
+    path: str | Path,
+    data: str | bytes | Iterable[str],
+    mode: int = 0o600,
+    may_replace: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Write the whole file or none: a reader never sees a part. Returns ``may_replace()``, asked before the last step.
+
+    Of a large file, ``data`` may be its texts in order, so that it is never in memory as a whole.
 
     Raises:
         OSError: it cannot be written.
@@ -79,7 +84,8 @@ def write_whole(
     try:
         fd, part = new_part(path, mode)
         with open(fd, "wb") as file:
-            file.write(data if isinstance(data, bytes) else data.encode("utf-8", "backslashreplace"))
+            for text in (data,) if isinstance(data, (str, bytes)) else data:
+                file.write(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
         if is_wanted := may_replace():
             os.replace(part, path)
             part = ""
