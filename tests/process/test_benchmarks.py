@@ -42,7 +42,7 @@ def why_not(name: str) -> str:
 
 
 def benchmarks() -> list[pytest.param]:  # type: ignore[valid-type]
-    names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
+    names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("agents", "common"))
     return [pytest.param(name, marks=[] if name in STUB_IS_ENOUGH else pytest.mark.torch) for name in names]
 
 

@@ -123,7 +123,7 @@ def test_what_a_node_has_left_is_found_by_the_run_id_of_all_nodes(start_leftover
     process = start_leftover(own, run_id=of_all)
     wait_until(lambda: rows(of_all) == [("left over", "1 other")])
     assert rows(own) == []
-    finished = kill(of_all, 0.2)
+    finished = kill(of_all)
     assert finished.returncode == 0, finished.err
     assert process.wait(5) == -signal.SIGTERM
 
