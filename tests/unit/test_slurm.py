@@ -133,7 +133,7 @@ def test_counts_read_back(runs: list[tuple[int, int]]):
 
 def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
     inherited = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "SLURM_CPU_BIND": "x", "SLURM_NTASKS": "9", "A": "b"}
-    assert srun.environment(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
+    assert srun.environ_of_srun(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
 
 
 def test_one_command_starts_all_nodes_and_another_one_a_spare():

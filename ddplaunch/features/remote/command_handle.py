@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 _KEPT_LINES = 20
-_KILLED_S = 3.0
+_END_S = 3.0
+"""Seconds for a command to end after SIGTERM; and for its stderr to end when its stdout has."""
 
 
 class CommandHandle(PopenHandle):
@@ -54,7 +55,7 @@ class CommandHandle(PopenHandle):
         self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         super().__init__(self._child, f"on {host}", post, output)
         self.host = host
-        self._command = command[0]
+        self._program = command[0]
         self._start = start
         self._output_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._is_connected = False
@@ -78,7 +79,7 @@ class CommandHandle(PopenHandle):
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s if self._is_connected else 0.0)
         self.kill()
-        code = super().close(_KILLED_S)
+        code = super().close(_END_S)
         # The command reports an exit by signal n as 128 + n, as a shell does.
         return None if code is None or code < 0 else 128 - code if code > 128 else code
 
@@ -111,7 +112,7 @@ class CommandHandle(PopenHandle):
                 self._stdin.flush()
             facts = remote_start.wait_for_facts(self._stdout, self._output_lines)
             if facts.failed:
-                self._stderr_reader.join(_KILLED_S)  # It has the reason.
+                self._stderr_reader.join(_END_S)  # It has the reason.
             failure = remote_start.check_facts(self.host, facts, self._start, tuple(self._output_lines))
             if failure is None:
                 self._is_connected = True
@@ -119,9 +120,9 @@ class CommandHandle(PopenHandle):
                 self._in_thread("from", self._receive)
             return failure
         except (EOFError, OSError):
-            self._stderr_reader.join(_KILLED_S)
+            self._stderr_reader.join(_END_S)
             within_s = self._start.timeout_s if is_late.is_set() else None
-            return remote_start.not_started(self.host, self._command, self._output_lines, within_s)
+            return remote_start.not_started(self.host, self._program, self._output_lines, within_s)
         except RuntimeError as error:
             message = f"the launcher's machine has no room for a thread: {error}"
             return HostFailure(self.host, "start", message, NO_ROOM_HINT)

@@ -41,7 +41,7 @@ _OPTIONS = (
     *("--label", "--error=0", "--job-name=ddplaunch"),
 )
 
-_JOB_OPTIONS = (
+_READ_BY_SRUN = (
     *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"),
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_TASKS_PER_NODE"),
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_CPUS_PER_GPU"),
@@ -68,9 +68,9 @@ _OTHER_FILES = 512
 _CONFIG_S = 2.0
 
 
-def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+def environ_of_srun(inherited: Mapping[str, str]) -> dict[str, str]:
     """``inherited`` without the variables that would change such an srun."""
-    return {name: value for name, value in inherited.items() if name not in _JOB_OPTIONS}
+    return {name: value for name, value in inherited.items() if name not in _READ_BY_SRUN}
 
 
 def step(names: Sequence[str]) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class SrunTransport(Transport):
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the launcher cannot start: {error}", limits.NO_ROOM_HINT) from None
         self._server = CallBackServer(self._io, listener)
-        env = environment({**os.environ, **dict(config.remote.environ)})
+        env = environ_of_srun({**os.environ, **dict(config.remote.environ)})
         self._steps = Steps(self._io, step, self._input, env)
         self._waiting: list[Waiting] = []
 
