@@ -50,12 +50,27 @@ def started(slurm: Slurm, node: str) -> str:
     return scontrol.field(slurm.run("scontrol", "show", "node", node, "--oneliner"), "SlurmdStartTime")
 
 
-def test_all_agents_are_one_step_and_one_that_is_replaced_is_another(slurm: Slurm, script: Path):
+def test_the_agents_of_all_nodes_are_one_step(slurm: Slurm, script: Path):
     script.write_text(SUM)
     done = in_job(slurm, "-N3", line("--nproc-per-node", "1", script), COUNT).finish()
     assert done.returncode == 0, done.err
     assert len(sums(done.out)) == 3
     assert done.out.splitlines()[-1] == "1"
+
+
+def test_a_lost_agent_costs_a_step_for_the_sweep_and_one_for_the_spare(slurm: Slurm, script: Path):
+    script.write_text(WAIT)
+    run = line("--nnodes", "2", "--nproc-per-node", "1", script)
+    running = in_job(slurm, "-N3", f"{run} & launcher=$!; echo launcher $launcher; wait $launcher", COUNT)
+    running.wait_for("runs . 2", 2)
+    agent = next(pid for pid, line in slurm.leftovers()["node02"].items() if "DDPLAUNCH_START" in line)
+    os.kill(agent, signal.SIGKILL)
+    running.wait_for(r"\[node03:1\] runs 1 2 0")
+    [launcher] = running.wait_for(r"launcher (\d+)")
+    os.kill(int(launcher[1]), signal.SIGTERM)  # A shell has its commands in the background ignore SIGINT.
+    done = running.finish()
+    assert "srun: error: node02: task 1: Killed" in done.err
+    assert done.out.splitlines()[-1] == "3"
 
 
 @pytest.mark.slow
