@@ -147,6 +147,22 @@ def test_one_command_starts_all_nodes_and_another_one_a_spare():
 
 
 @pytest.mark.parametrize(
+    ("gpus", "nodes", "option"),
+    [
+        ("8", "2", ("--gpus-per-node=4",)),
+        ("a100:8", "4", ("--gpus-per-node=2",)),
+        ("7", "2", ()),  # Not equally many on all nodes.
+        ("a100:4,v100:4", "2", ()),
+        ("", "2", ()),
+        ("8", "", ()),
+        ("8", "0", ()),
+    ],
+)
+def test_a_job_with_a_number_of_gpus_gives_each_step_those_of_its_nodes(gpus: str, nodes: str, option: tuple[str, ...]):
+    assert srun._gpus({"SLURM_GPUS": gpus, "SLURM_JOB_NUM_NODES": nodes}) == option
+
+
+@pytest.mark.parametrize(
     ("local_addr", "interface", "chosen"),
     [
         (None, None, ""),

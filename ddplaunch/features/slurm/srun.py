@@ -77,7 +77,16 @@ def step(names: Sequence[str]) -> tuple[str, ...]:
     """The command that starts an agent on each of these nodes, beside the other steps of the job."""
     count = len(names)
     nodes = (f"--nodelist={fold(names)}", f"--nodes={count}", f"--ntasks={count}")
-    return ("srun", *nodes, *_OPTIONS, "/bin/sh", "-c", remote_start.COMMAND)
+    return ("srun", *nodes, *_OPTIONS, *_gpus(os.environ), "/bin/sh", "-c", remote_start.COMMAND)
+
+
+def _gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs of each node in a job with ``--gpus``, of which SLURM gives a step with ``--overlap`` only some."""
+    total = re.fullmatch(r"(?:[^\s,]+:)?(\d+)", environ.get("SLURM_GPUS", ""))
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+    if not total or not nodes.isdecimal() or not int(nodes) or int(total[1]) % int(nodes):
+        return ()
+    return (f"--gpus-per-node={int(total[1]) // int(nodes)}",)
 
 
 class SrunTransport(Transport):
