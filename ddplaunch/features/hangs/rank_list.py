@@ -15,7 +15,7 @@ from ddplaunch.protocol.field_types import Limit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_RANKS = 1 << 16
+MAX_RANKS = 1 << 17
 _MAX_RANK = 1 << 24
 _PART = re.compile(r"([0-9]{1,8})(?:-([0-9]{1,8})(?:/([0-9]{1,8}))?)?")
 
