@@ -18,7 +18,7 @@ from tests.process.test_nodes_meet import SUM, WAIT
 from tests.slurm.test_allocation import launcher_pid, salloc
 from tests.slurm.test_srun import sums
 from tests.support import nodes
-from tests.support.processes import children, command_line, is_alive, wait_until
+from tests.support.processes import children, command_line, wait_until
 from tests.support.runs import TIMEOUT_S, Running, command
 from tests.support.slurm import ASK_S, Slurm
 
@@ -116,18 +116,14 @@ def test_a_launcher_that_is_killed_takes_the_step_with_it(slurm: Slurm, tmp_path
     running.finish()
 
 
-def test_a_run_outlives_its_srun(slurm: Slurm, script: Path, tmp_path: Path):
-    """It has no part in the run once the agents are connected; the step ends with them."""
-    script.write_text(f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.1)\n" + SUM)
-    running = salloc(slurm, "-N2", "--nproc-per-node", "1", script)
-    running.wait_for("2 workers on 2 nodes")
+def test_the_end_of_srun_is_that_of_the_step(slurm: Slurm):
+    """A second process of srun sees to that."""
+    running = salloc(slurm, "-N2", *SLEEP)
+    running.wait_for("begins", 2)
     srun = next(pid for pid in children(launcher_pid(running)) if command_line(pid).startswith("srun "))
     os.kill(srun, signal.SIGKILL)
-    wait_until(lambda: not is_alive(srun))
-    (tmp_path / "go").touch()
-    done = running.finish()
-    assert done.returncode == 0, done.err
-    assert len(sums(done.out)) == 2
+    assert running.finish().returncode == NODE_LOST
+    assert not steps(slurm)
 
 
 def test_ctrl_c_while_a_node_does_not_answer_ends_the_start(slurm: Slurm):
