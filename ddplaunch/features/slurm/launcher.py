@@ -127,7 +127,9 @@ class NodeWatch(Watch):
         """Tell the coordinator which of these nodes depart: as many as the run can do without. Returns them."""
         if not self._config.one_launcher_leads:
             return {}
-        free = reasons[: self._participants.dispensable_count]
+        # Whoever was told that it leaves does, in whichever order the nodes of an attempt have started.
+        chosen = sorted(reasons, key=lambda each: each[0].index not in self._participants.departing)
+        free = chosen[: self._participants.dispensable_count]
         departing = {node.index: reason for node, reason in free if node.index in self._running}
         self._participants.set_departing(departing)
         return departing
