@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
 from ddplaunch.transport import agent_process
-from tests.support.processes import children, command_line, is_alive, wait_until
+from tests.support.processes import children, command_line, is_alive, own_descriptors, wait_until
 from tests.support.runs import PROGRAMS, Running, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
@@ -48,10 +48,10 @@ def test_an_exception_ends_it() -> None:
     ids=["of another machine", "one of many", "without its folder"],
 )
 def test_no_other_agent_is_started_ahead(config: LaunchConfig) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = own_descriptors()
     with agent_process.early_agent(config, MARK) as agent:
         assert agent is None
-        assert len(os.listdir("/proc/self/fd")) == len(before)
+        assert own_descriptors() == before
 
 
 def starting_agent(running: Running) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -12,6 +13,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _PAUSE_PER_CPU = 10.0
+
+
+def own_descriptors() -> set[str]:
+    """The open descriptors of this process, without those that garbage of earlier tests still holds."""
+    gc.collect()
+    return {*os.listdir("/proc/self/fd")}
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "", pause_s: float = 0.01) -> T:

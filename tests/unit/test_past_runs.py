@@ -26,6 +26,7 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import iso_time
 from tests.support import golden
 from tests.support.asked import asked
+from tests.support.processes import own_descriptors
 
 NOW_S = 1_795_345_165.0
 NO_PID = 1 << 30
@@ -98,9 +99,9 @@ def test_each_run_has_a_line_the_newest_first(base: Path, tmp_path: Path) -> Non
     made(tmp_path / "logs", "elsewhere", record("elsewhere", 90), {**record("elsewhere", 90), **ended})
     (base / "notes").mkdir()
     (base / "link").symlink_to(base / "succeeded")
-    descriptors = os.listdir("/proc/self/fd")
+    descriptors = own_descriptors()
     lines = table(tmp_path / "logs")
-    assert os.listdir("/proc/self/fd") == descriptors
+    assert own_descriptors() == descriptors
     assert [line for line in lines if not line.startswith("elsewhere")] == table()
     golden.check("past_runs", {"all runs": "\n".join(lines)})
 
