@@ -66,11 +66,10 @@ def test_a_lost_agent_costs_a_step_for_the_sweep_and_one_for_the_spare(slurm: Sl
     agent = next(pid for pid, line in slurm.leftovers()["node02"].items() if "DDPLAUNCH_START" in line)
     os.kill(agent, signal.SIGKILL)
     running.wait_for(r"\[node03:1\] runs 1 2 0")
+    running.wait_for("srun: error: node02: task 1: Killed")
     [launcher] = running.wait_for(r"launcher (\d+)")
     os.kill(int(launcher[1]), signal.SIGTERM)  # A shell has its commands in the background ignore SIGINT.
-    done = running.finish()
-    assert "srun: error: node02: task 1: Killed" in done.err
-    assert done.out.splitlines()[-1] == "3"
+    assert running.finish().out.splitlines()[-1] == "3"
 
 
 @pytest.mark.slow
