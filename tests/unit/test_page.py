@@ -357,6 +357,14 @@ def test_of_many_nodes_one_sample_of_each_step_is_read(tmp_path: Path, monkeypat
     assert "one sample of each" in Parsed(render.page(folder, NOW)).words
 
 
+def test_a_report_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    read: list[Path] = []
+    report = reading.run_json.report
+    monkeypatch.setattr(reading.run_json, "report", lambda path: read.append(path) or report(path))
+    make(folder)
+    assert read == [folder]
+
+
 def test_the_story_of_thousands_of_failed_ranks_is_told_in_time(tmp_path: Path):
     """CPU time, which a busy machine does not change: below a second, and 20 s if each looks at all others."""
     report = json.loads((run_folders.with_logs(tmp_path) / "report.json").read_text())

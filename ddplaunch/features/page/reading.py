@@ -68,8 +68,7 @@ class RunFiles:
 
 def read(folder: Path) -> RunFiles:
     """The files of the run in ``folder``."""
-    parts = [_of_one(each) for each in run_json.of_launchers(folder)]
-    if parts and run_folder.has_launchers(folder):
+    if run_folder.has_launchers(folder) and (parts := [_of_one(each) for each in run_json.of_launchers(folder)]):
         return _merged(folder, parts)
     files = _of_one(folder)
     if run_folder.has_launchers(folder.parent):

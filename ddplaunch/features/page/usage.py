@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections import Counter
 from dataclasses import field
 from pathlib import Path
@@ -41,7 +42,7 @@ MAX_WHOLE = 512
 
 _HUGE = 1e18
 _DRAWN = [each for each in QUANTITIES if each.title]
-_PARTS = {part: [each for each in _DRAWN if each.part == part] for part in ("n", "w", "g")}
+_PARTS = {part: [(each.key, each) for each in _DRAWN if each.part == part] for part in ("n", "w", "g")}
 
 
 _TIME = re.compile(rb'{"t":([0-9]{1,12}(?:\.[0-9]{1,9})?),')
@@ -103,11 +104,10 @@ class _Sums:
     """What one node's samples say of one quantity, while its file is read."""
 
     def __init__(self, steps: int) -> None:
-        self.low, self.high = [math.inf] * steps, [-math.inf] * steps
-        self.low_of, self.high_of = [0] * steps, [0] * steps
-        self.mid, self.weight = [0.0] * steps, [0.0] * steps
-        self.totals: list[float] = []
-        self.weights: list[float] = []
+        self.low, self.high = array("d", [math.inf]) * steps, array("d", [-math.inf]) * steps
+        self.low_of, self.high_of = array("H", [0]) * steps, array("H", [0]) * steps
+        self.mid, self.weight = array("d", [0.0]) * steps, array("d", [0.0]) * steps
+        self.totals, self.weights = array("d"), array("d")
 
     def add(self, steps: range, values: list[Any], span_s: float, *, is_counted: bool = True) -> None:
         """A sample that lasted ``span_s`` and falls into ``steps``; ``is_counted``: in the mean of each column, too."""
@@ -127,8 +127,8 @@ class _Sums:
 
     def _count(self, values: list[Any], span_s: float) -> None:
         missing = len(values) - len(self.totals)
-        self.totals += [0.0] * missing
-        self.weights += [0.0] * missing
+        self.totals.extend([0.0] * missing)
+        self.weights.extend([0.0] * missing)
         for index, value in enumerate(values):
             if _is_value(value):
                 self.totals[index] += value * span_s
@@ -275,8 +275,8 @@ def _values(body: Json) -> Iterator[tuple[Quantity, list[Any]]]:
     for name, quantities in _PARTS.items():
         part = body.get(name)
         if isinstance(part, dict):
-            for quantity in quantities:
-                value = part.get(quantity.key)
+            for key, quantity in quantities:
+                value = part.get(key)
                 values = value[:_MAX_COLUMNS] if isinstance(value, list) else [value] if value is not None else []
                 if values:
                     yield quantity, values
@@ -287,15 +287,16 @@ def _curve(quantity: Quantity, nodes: list[_Node], steps: int) -> Curve:
     has_bands = len(nodes) <= MAX_NODES_WITH_DATA
     by_name = {node.host: sums.band(quantity.scale) for sums, node in used} if has_bands else {}
     curve = Curve(quantity, [None] * steps, by_name, _outliers(quantity, nodes), [""] * steps, [""] * steps)
-    for step in range(steps):
-        known = [(sums, node) for sums, node in used if sums.weight[step] > 0]
-        if known:
-            low, of_low = min(known, key=lambda each: each[0].low[step])
-            high, of_high = max(known, key=lambda each: each[0].high[step])
-            middle = median(sums.mid[step] / sums.weight[step] for sums, _ in known)
-            curve.all[step] = Point(*(value * quantity.scale for value in (low.low[step], middle, high.high[step])))
-            curve.low_of[step] = of_low.name(quantity, low.low_of[step])
-            curve.high_of[step] = of_high.name(quantity, high.high_of[step])
+    columns = ("low", "high", "mid", "weight")
+    of_nodes = (zip(*(getattr(sums, name) for sums, _ in used), strict=True) for name in columns)
+    for step, (lows, highs, mids, weights) in enumerate(zip(*of_nodes, strict=True)):
+        middles = [mid / weight for mid, weight in zip(mids, weights, strict=True) if weight > 0]
+        if middles:
+            low, high = min(lows), max(highs)
+            curve.all[step] = Point(*(value * quantity.scale for value in (low, median(middles), high)))
+            (of_low, lowest), (of_high, highest) = used[lows.index(low)], used[highs.index(high)]
+            curve.low_of[step] = lowest.name(quantity, of_low.low_of[step])
+            curve.high_of[step] = highest.name(quantity, of_high.high_of[step])
     return curve
 
 

@@ -134,7 +134,9 @@ def lines(
     ``is_wanted``: whether a line is to be decoded.
     """
     with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path) as file:
-        while file.tell() < max_bytes and (line := file.readline(_MAX_LINE_BYTES)):
+        done = 0
+        while done < max_bytes and (line := file.readline(_MAX_LINE_BYTES)):
+            done += len(line)
             if having in line and line.strip() and (is_wanted is None or is_wanted(line)):
                 try:
                     body = _DECODER.decode(line.decode())
