@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import marshal
 import re
 import types
 import typing
@@ -36,8 +37,11 @@ _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbf
 """Surrogates that are neither a pair, which JSON reads as one character, nor the escape of a byte (PEP 383)."""
 
 
-_MAX_SHARED, _MAX_SHARED_CHARS = 1024, 64 << 10
+_MAX_SHARED, _MAX_SHARED_BYTES = 1024, 64 << 10
 """Of records that are kept for the next one that is equal."""
+
+_MARSHAL_VERSION = 2
+"""Gives equal values of JSON equal bytes, as later versions do not, in a sixth of the time that JSON takes."""
 
 _UNCHANGED = {int, float, bool, type(None)}
 
@@ -82,7 +86,7 @@ def encode(record: object) -> bytes:
     Surrogate escapes (PEP 383: text that is not UTF-8) arrive unchanged; other lone surrogates as ``\ud83d``, six
     characters.
     """
-    body = {"record": type(record).__name__, **to_json(record)}
+    body = {"record": type(record).__name__, **to_json(record, has_defaults=False)}
     return json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
 
 
@@ -167,21 +171,28 @@ def _payload(stream: BinaryIO, nbytes: int) -> bytes:
     return data
 
 
-def to_json(value: Any) -> Any:
-    """``value`` for JSON: dataclasses as objects, tuples and sets as lists, texts as ``encode`` describes."""
+def to_json(value: Any, *, has_defaults: bool = True) -> Any:
+    """``value`` for JSON: dataclasses as objects, tuples and sets as lists, texts as ``encode`` describes.
+
+    Without ``has_defaults``, fields that were left at their default are left out: the reader adds them.
+    """
     if type(value) in _UNCHANGED:  # Most values are.
         return value
     if isinstance(value, str):
         return value if value.isascii() else _NO_CHARACTER.sub(lambda match: f"\\u{ord(match[0]):x}", value)
-    if (names := getattr(type(value), "__dataclass_fields__", None)) is not None:
-        body = {name: to_json(getattr(value, name)) for name in names}
+    if (fields := getattr(type(value), "__dataclass_fields__", None)) is not None:
+        body = {
+            name: each if type(each) in _UNCHANGED else to_json(each, has_defaults=has_defaults)
+            for name, field in fields.items()
+            if (each := getattr(value, name)) is not field.default or has_defaults
+        }
         return {"record": type(value).__name__, **body} if isinstance(value, Nested) else body
     if isinstance(value, dict):
-        return {to_json(key): to_json(item) for key, item in value.items()}
+        return {to_json(key): to_json(item, has_defaults=has_defaults) for key, item in value.items()}
     if isinstance(value, frozenset):
         return sorted(map(to_json, value))
     if isinstance(value, (tuple, list)):
-        return [to_json(item) for item in value]
+        return [to_json(item, has_defaults=has_defaults) for item in value]
     return value
 
 
@@ -226,7 +237,8 @@ def _reader(kind: Any, *, salvages: bool = False) -> _Reader:
     if origin is typing.Annotated:
         return functools.reduce(_reader_within, args[1:], _reader(args[0], salvages=salvages))
     if origin in (typing.Union, types.UnionType):
-        return functools.partial(_first_fit, kind, [_reader(arg, salvages=salvages) for arg in args])
+        others = [_reader(arg, salvages=salvages) for arg in args if arg is not types.NoneType]
+        return functools.partial(_first_fit, kind, others, types.NoneType in args)
     if origin is tuple:
         return _tuple_reader(args, salvages=salvages)
     if origin is frozenset:
@@ -242,20 +254,19 @@ def _reader(kind: Any, *, salvages: bool = False) -> _Reader:
 
 def _build(cls: type, body: Any) -> Any:
     readers = _readers(cls)
-    unknown = _expect(dict, body).keys() - readers.keys()
-    if unknown:
-        raise ProtocolError(f"{cls.__name__} has no {_excerpt(min(unknown))}")
+    if not _expect(dict, body).keys() <= readers.keys():
+        raise ProtocolError(f"{cls.__name__} has no {_excerpt(min(body.keys() - readers.keys()))}")
     return cls(**{name: readers[name](value) for name, value in body.items()})
 
 
 def _build_shared(cls: type, body: Any) -> Any:
-    text = json.dumps(body)
-    return _shared(cls, text) if len(text) <= _MAX_SHARED_CHARS else _build(cls, body)
+    key = marshal.dumps(body, _MARSHAL_VERSION)
+    return _shared(cls, key) if len(key) <= _MAX_SHARED_BYTES else _build(cls, body)
 
 
 @functools.lru_cache(_MAX_SHARED)
-def _shared(cls: type, text: str) -> Any:
-    return _build(cls, json.loads(text))
+def _shared(cls: type, key: bytes) -> Any:
+    return _build(cls, marshal.loads(key))
 
 
 def _build_of_what_fits(cls: type, body: Any) -> Any:
@@ -306,7 +317,9 @@ def _text_reader(limit: Limit, longest: int) -> _Reader:
     return read_text
 
 
-def _first_fit(kind: Any, readers: list[_Reader], value: Any) -> Any:
+def _first_fit(kind: Any, readers: list[_Reader], has_none: bool, value: Any) -> Any:
+    if value is None and has_none:
+        return None
     for read in readers:
         try:
             return read(value)

@@ -363,7 +363,7 @@ class Agents:
                 self._pings += 1
                 self._queue(index, wire.encode(Pong(sent_s, time.time())))
             case {"record": "JoinRendezvous", "rendezvous": settings}:
-                if settings["is_server"]:
+                if settings.get("is_server"):
                     self._sent += 1
                     self._queue(index, wire.encode(EndpointOpen(settings["token"], ("10.0.0.1",), 4321)))
                 self._joined += 1

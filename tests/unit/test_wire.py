@@ -140,6 +140,12 @@ def test_a_record_survives_the_wire(record: Any) -> None:
     assert type(again) is type(record)
 
 
+def test_a_field_that_was_left_at_its_default_is_in_files_but_not_on_the_wire() -> None:
+    record = FlightRecord(since_ns=(1,))
+    assert json.loads(encode(record)) == {"record": "FlightRecord", "since_ns": [1]}
+    assert wire.to_json(record).keys() == hints(FlightRecord).keys()
+
+
 def dataclasses_within(kind: Any) -> set[type]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return {kind}.union(*map(dataclasses_within, hints(kind).values()))
