@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +189,14 @@ def test_the_files_of_a_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert [rank["rank"] for rank in facts["ranks"]] == [0, 1]
     assert "rank 1 on gpu0, pid 101" in (tmp_path / "hang.txt").read_text()
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_an_answer_costs_the_same_however_many_nodes_there_are() -> None:
+    """CPU time, which a busy machine does not change: some milliseconds, and seconds if each looks at all others."""
+    nodes, before_s = range(10_000), time.thread_time()
+    examination = Examination(1, 0, 0.0, set(nodes))
+    assert [examination.take(index, nodes, WorkersExamined(0, 1, ())) for index in nodes].index(True) == nodes[-1]
+    assert time.thread_time() - before_s < 1
 
 
 def test_nothing_is_ended_before_the_files_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

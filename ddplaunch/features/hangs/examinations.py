@@ -39,7 +39,7 @@ from ddplaunch.threads import post_from_thread
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ddplaunch.features.hangs.explanation import Explanation
@@ -75,7 +75,7 @@ class Question:
             return False
         self.answers[index] = answer
         self.expected = self.expected or set(participants)
-        return not self.missing
+        return self.answers.keys() >= self.expected  # ``missing`` passes over all nodes.
 
     @property
     def missing(self) -> set[int]:
@@ -152,7 +152,7 @@ _writing = threading.Lock()
 """Two threads must not choose the same names."""
 
 
-def _json(examination: Examination, found: Explanation) -> str:
+def _json(examination: Examination, found: Explanation) -> Iterator[str]:
     """A line for each fact, rank and node. ``indent`` takes five times as long: minutes for thousands of ranks.
 
     Ranks are ``folded``: of thousands, stacks and calls are mostly equal.
@@ -163,29 +163,31 @@ def _json(examination: Examination, found: Explanation) -> str:
         "attempt": examination.attempt,
         **wire.to_json(found),
     }
-    lines = [f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in facts.items()]
+    yield "{\n"
+    yield from (f"{json.dumps(name)}: {json.dumps(fact)},\n" for name, fact in facts.items())
     for name, records in (("ranks", folded(examination.ranks)), ("nodes", examination.nodes)):
-        each = [json.dumps(wire.to_json(record)) for record in records]
-        lines.append(f'"{name}": [\n' + ",\n".join(each) + "\n]")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+        yield f'"{name}": [\n'
+        for number, record in enumerate(records):
+            yield (",\n" if number else "") + json.dumps(wire.to_json(record))
+        yield "\n],\n" if name == "ranks" else "\n]\n}\n"
 
 
-def page(examination: Examination, found: Explanation) -> str:
+def page(examination: Examination, found: Explanation) -> Iterator[str]:
     """The text of hang.txt: the explanation, each rank with its counters and Python stacks, GPUs and NCCL's RAS.
 
     Ranks with equal stacks and calls are named one after the other, before these.
     """
-    parts = [f"attempt {examination.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}: {found.job_state.value}", ""]
-    parts += [escape(sentence) for sentence in found.sentences]
+    head = f"attempt {examination.attempt}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}: {found.job_state.value}"
+    yield from (f"{line}\n" for line in (head, "", *map(escape, found.sentences)))
     alike: defaultdict[object, list[RankEvidence]] = defaultdict(list)
     for evidence in sorted(examination.ranks, key=lambda each: each.rank):
         record = evidence.flight_record
         alike[_without_addresses(evidence.stacks), record and (id(record.made), record.groups)].append(evidence)
     for members in alike.values():
-        parts += ["", *(line for each in members for line in _rank(each)), *_calls_and_stacks(members[0])]
+        lines = ["", *(line for each in members for line in _rank(each)), *_calls_and_stacks(members[0])]
+        yield "\n".join(lines) + "\n"
     for node in examination.nodes:
-        parts += ["", *_node(node)]
-    return "\n".join(parts) + "\n"
+        yield "\n".join(("", *_node(node))) + "\n"
 
 
 def _rank(evidence: RankEvidence) -> list[str]:

@@ -124,6 +124,9 @@ class Calls(wire.Shared):
         return dict(found)
 
 
+_NO_CALLS = Calls()
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlightRecord:
     """The end of torch's flight record of one worker.
@@ -136,7 +139,7 @@ class FlightRecord:
     """
 
     groups: Annotated[tuple[ProcessGroup, ...], at_most(MAX_GROUPS)] = ()
-    made: Calls = Calls()
+    made: Calls = _NO_CALLS
     since_ns: Annotated[tuple[Nanoseconds, ...], at_most(2 * MAX_CALLS)] = ()
     is_complete: bool = True
     made_of: Count | None = None
@@ -147,7 +150,7 @@ class FlightRecord:
 
 
 @dataclass(frozen=True)
-class PendingCall:
+class PendingCall(wire.Shared):
     """A function of ``torch.distributed`` in which the worker's main thread is, from its Python frames.
 
     Attributes:
@@ -219,12 +222,12 @@ def folded(ranks: Iterable[RankEvidence]) -> tuple[RankEvidence, ...]:
     made: dict[Calls, int] = {}
     found = []
     for each in ranks:
-        record = each.flight_record
+        record, changed = each.flight_record, dict[str, object]()
         if record and (first := made.setdefault(record.made, each.rank)) != each.rank:
-            each = with_fields(each, flight_record=with_fields(record, made=Calls(), made_of=first))
+            changed["flight_record"] = with_fields(record, made=_NO_CALLS, made_of=first)
         if each.stacks and (first := stacks.setdefault(each.stacks, each.rank)) != each.rank:
-            each = with_fields(each, stacks="", stacks_of=first)
-        found.append(each)
+            changed |= {"stacks": "", "stacks_of": first}
+        found.append(with_fields(each, **changed) if changed else each)
     return tuple(found)
 
 
@@ -236,7 +239,7 @@ def unfolded(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
     for each in ranks:
         record = each.flight_record
         if record and record.made_of is not None:
-            record = with_fields(record, made=made.get(record.made_of, Calls()), made_of=None)
+            record = with_fields(record, made=made.get(record.made_of, _NO_CALLS), made_of=None)
         if record is not each.flight_record or each.stacks_of is not None:
             text = each.stacks if each.stacks_of is None else stacks.get(each.stacks_of, "")
             each = with_fields(each, flight_record=record, stacks=text, stacks_of=None)
