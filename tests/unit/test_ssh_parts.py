@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,9 @@ from ddplaunch.config import RemoteConfig
 from ddplaunch.features.ssh import config, keys, sockets
 from ddplaunch.features.ssh.config import ConfigError, ConnectFailed, parse_jumps, resolve, selected_algorithms
 from ddplaunch.features.ssh.connections import LoginLimiter
-from ddplaunch.features.ssh.keys import OncePerKey
+from ddplaunch.features.ssh.keys import KeyRing, OncePerKey
+from ddplaunch.features.ssh.known_hosts import KnownHosts
+from ddplaunch.features.ssh.session import connect
 from tests.support import golden
 from tests.support.processes import wait_until
 
@@ -222,3 +226,29 @@ def test_a_connection_ends_in_silence_when_that_to_its_jump_host_has(monkeypatch
     transport.join(10)
     assert tunnel.closed
     assert not errors
+
+
+def test_a_connection_is_closed_for_the_peer_at_once_and_its_descriptor_when_nobody_waits_for_it_any_more(tmp_path):
+    """Or that thread could wait for 30 s for the file that has got the number, and would keep it open for so long."""
+    waits, go_on = threading.Event(), threading.Event()
+
+    class Held(socket.socket):
+        """A thread that reads from it is interrupted before it waits in the kernel."""
+
+        def recv(self, *arguments):
+            waits.set()
+            go_on.wait(60)
+            return super().recv(*arguments)
+
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(60)
+    held = Held(fileno=ours.detach())
+    settings = resolve(Host("node1"), RemoteConfig(config=os.devnull))
+    with theirs:
+        with pytest.raises(ConnectFailed, match="its sshd does not"):
+            connect(held, settings, KnownHosts([]), KeyRing(), time.monotonic() + 0.2)
+        assert waits.is_set()
+        assert theirs.makefile("rb").read().startswith(b"SSH-2.0-"), "and then the end"
+    assert held.fileno() >= 0
+    go_on.set()
+    wait_until(lambda: held.fileno() == -1)

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import hashlib
 import logging
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from ddplaunch.features.ssh.known_hosts import KnownHosts, host_names
 from ddplaunch.features.ssh.sockets import close_stream
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
 
     import paramiko
@@ -102,7 +102,17 @@ def transport_deadline(transport: paramiko.Transport, deadline: float) -> Iterat
 
 
 def close_now(transport: paramiko.Transport) -> None:
-    """Close a connection at once, also while its thread is blocked. Any thread."""
+    """Close a connection at once, also while its thread is blocked. Any thread.
+
+    Its thread wakes up and closes the descriptor, a moment later. If another thread closed it, paramiko's could be just
+    about to wait for that number, which may be another file's by then. A file that is waited for stays open: the end of
+    a pipe would come ``_POLL_S`` late.
+    """
+    if isinstance(transport.sock, socket.socket) and transport.is_alive():
+        transport.active = False  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):
+            transport.sock.shutdown(socket.SHUT_RDWR)
+        return
     close_stream(transport.sock)
     with contextlib.suppress(OSError, EOFError):
         transport.close()
