@@ -12,6 +12,7 @@ import functools
 import json
 import marshal
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -312,7 +313,7 @@ def _text_reader(limit: Limit, longest: int) -> _Reader:
             value = cut(_text(value), longest)
         if not accepts(value):
             raise ProtocolError(f"{_excerpt(value)} is not {limit.description}")
-        return value
+        return sys.intern(value)  # Many ranks send equal texts: each is in memory once.
 
     return read_text
 

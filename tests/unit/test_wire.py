@@ -399,6 +399,12 @@ def test_nothing_is_kept_of_a_record_without_what_it_needs(body: object) -> None
     assert wire.salvage(RunResult, body) is None
 
 
+def test_equal_texts_of_many_ranks_are_one_object() -> None:
+    one, other = (decode(encode(replace(EXIT, rank=rank)), (WorkerExit,)) for rank in (3, 4))
+    assert (one.host, one.tail) == ("gpu2", ("last",))
+    assert (one.host is other.host, one.tail[0] is other.tail[0]) == (True, True)
+
+
 def test_equal_records_of_many_ranks_become_one_object() -> None:
     made = Calls((CollectiveCall(group=0, number=1, operation="all_reduce", backend="nccl"),))
     one, other = (decode(encode(FlightRecord(made=made, since_ns=(ns,))), (FlightRecord,)) for ns in (1, 2))
