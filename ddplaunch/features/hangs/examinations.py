@@ -50,10 +50,15 @@ if TYPE_CHECKING:
 EXAMINATION_S = 20.0
 """Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
 
+_NEXT_ANSWER_S = 5.0
+"""Seconds after each answer for the next one, too: those of thousands of nodes wait here to be decoded."""
+
 
 @dataclass
 class Question:
     """An order that all nodes of an attempt answer, each by a report with its number, until ``deadline``.
+
+    Each answer puts ``deadline`` off if it is near.
 
     Attributes:
         expected: the nodes that answer; empty until the first answer says which those are.
@@ -74,6 +79,7 @@ class Question:
         if answer.number != self.number or index in self.answers:
             return False
         self.answers[index] = answer
+        self.deadline = max(self.deadline, time.monotonic() + _NEXT_ANSWER_S)
         self.expected = self.expected or set(participants)
         return self.answers.keys() >= self.expected  # ``missing`` passes over all nodes.
 

@@ -12,6 +12,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import Level
 from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, RequestedExaminations, tell
 from ddplaunch.features.hangs.last_states import LastStates
@@ -320,7 +321,7 @@ class HangWatch(Watch):
     def _first_line(self, examination: Examination, found: Explanation) -> str:
         silence = f"no output and no collective for {duration(examination.quiet_s)}"
         if examination.missing:
-            hosts = quote(", ".join(sorted(self._activity[index].host for index in examination.missing)))
+            hosts = quote(fold(self._activity[index].host for index in examination.missing))
             silence += f", and no answer from {hosts} for {EXAMINATION_S:.0f} s"
             return f"{silence}: the job may hang; of the other nodes:"
         if found.job_state is JobState.STUCK:
