@@ -175,13 +175,24 @@ def test_a_driver_that_hangs_is_told_in_time_and_read_when_it_goes_on(driver: Sa
     assert (len(later.gpus), later.missing) == (1, "")
 
 
+LATE_IMPORT = """
+class Late:
+    def find_spec(name, *_):
+        if name == "pynvml":
+            wait()
+sys.meta_path.insert(0, Late)
+"""
+
+
+@pytest.mark.parametrize("waits", ["wait()", LATE_IMPORT], ids=["start", "import"])
 def test_a_child_that_starts_late_is_no_word_about_the_driver(
-    driver: Says, watch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    waits: str, driver: Says, watch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (go := tmp_path / "go").touch()
     late = tmp_path / "late.py"
-    wait = f"while os.path.exists({str(go)!r}): time.sleep(0.01)"
-    late.write_text(f"import os, runpy, time\n{wait}\nrunpy.run_path({reader._CHILD!r}, run_name='__main__')")
+    wait = f"def wait():\n    while os.path.exists({str(go)!r}):\n        time.sleep(0.01)\n"
+    run = f"runpy.run_path({reader._CHILD!r}, run_name='__main__')"
+    late.write_text(f"import os, runpy, sys, time\n{wait}{waits}\n{run}")
     monkeypatch.setattr(reader, "_CHILD", str(late))
     monkeypatch.setattr(reader, "_CHILD_STARTS_S", 0.5)
     driver("gpus 1")

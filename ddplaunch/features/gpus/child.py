@@ -32,7 +32,6 @@ _NOISE = ("used_bytes", "pids", "clock_reasons", "temperature_margin_c")
 
 def main() -> None:
     """``sys.argv``: ``nvml``, or the root of the files of AMD's driver; seconds between readings; ``sys.path``."""
-    print(flush=True)  # From here on, it is the driver that does not answer.
     what, interval_s, sys.path[:] = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
     # The parent may find this package by other means than its path.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
@@ -103,6 +102,7 @@ def _nvidia() -> _Source:
 
     from ddplaunch.features.gpus import nvml
 
+    _say_that_it_runs()
     pynvml.nvmlInit()
     return _Source(functools.partial(nvml.read, pynvml), lambda: nvml.Events(pynvml))
 
@@ -110,7 +110,13 @@ def _nvidia() -> _Source:
 def _amd(root: str) -> _Source:
     from ddplaunch.features.gpus import amd
 
+    _say_that_it_runs()
     return _Source(functools.partial(amd.read, root), root=root)
+
+
+def _say_that_it_runs() -> None:
+    """After all imports, which take long on a loaded machine: from here on, it is the driver that does not answer."""
+    print(flush=True)
 
 
 class _Reader:
