@@ -51,7 +51,7 @@ def test_no_other_agent_is_started_ahead(config: LaunchConfig) -> None:
     before = own_descriptors()
     with agent_process.early_agent(config, MARK) as agent:
         assert agent is None
-        assert own_descriptors() == before
+        assert own_descriptors() <= before
 
 
 def starting_agent(running: Running) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -15,10 +16,17 @@ T = TypeVar("T")
 _PAUSE_PER_CPU = 10.0
 
 
-def own_descriptors() -> set[str]:
-    """The open descriptors of this process, without those that garbage of earlier tests still holds."""
+def own_descriptors() -> set[tuple[str, str]]:
+    """The open descriptors of this process, with what they are, without those that garbage of earlier tests holds.
+
+    Some may be closed at any time, and their numbers be used again: a thread of an earlier test may be at its end.
+    """
     gc.collect()
-    return {*os.listdir("/proc/self/fd")}
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "", pause_s: float = 0.01) -> T:

@@ -101,7 +101,7 @@ def test_each_run_has_a_line_the_newest_first(base: Path, tmp_path: Path) -> Non
     (base / "link").symlink_to(base / "succeeded")
     descriptors = own_descriptors()
     lines = table(tmp_path / "logs")
-    assert own_descriptors() == descriptors
+    assert own_descriptors() <= descriptors
     assert [line for line in lines if not line.startswith("elsewhere")] == table()
     golden.check("past_runs", {"all runs": "\n".join(lines)})
 

@@ -185,8 +185,8 @@ def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
 def test_a_lock_is_given_up_with_the_run(tmp_path: Path) -> None:
     before = own_descriptors()
     with run_folder.released(run_folder.create(tmp_path, "run")):
-        assert len(own_descriptors()) == len(before) + 1
-    assert own_descriptors() == before
+        assert len(own_descriptors() - before) == 1
+    assert own_descriptors() <= before
 
 
 def test_a_folder_that_was_moved_is_found_by_its_lock_and_a_deleted_one_is_not(tmp_path: Path) -> None:
