@@ -73,12 +73,12 @@ def test_a_lost_agent_costs_a_step_for_the_sweep_and_one_for_the_spare(slurm: Sl
 
 
 @pytest.mark.slow
-def test_so_are_those_of_sixty_four_nodes(tmp_path: Path):
+def test_so_are_those_of_many_nodes_which_slurm_reaches_by_way_of_others(tmp_path: Path):
     """They only say which runs there are: each that imports torch takes two seconds of this machine."""
     (tmp_path / "keys").mkdir()
-    lab = nodes.Lab(tmp_path / "lab", nodes.Keys(tmp_path / "keys"), 64, "node{:02}")
-    with lab, Slurm(lab) as slurm:
-        done = in_job(slurm, "-N64", line("--ps", "--hosts", "node[01-64]", "--start-timeout", "120"), COUNT).finish()
+    lab = nodes.Lab(tmp_path / "lab", nodes.Keys(tmp_path / "keys"), 16, "node{:02}")
+    with lab, Slurm(lab, tree_width=3) as slurm:
+        done = in_job(slurm, "-N16", line("--ps", "--hosts", "node[01-16]", "--start-timeout", "120"), COUNT).finish()
         assert done.returncode == 0, done.err
         assert done.out.splitlines()[-1] == "1"
         assert "cannot" not in done.err

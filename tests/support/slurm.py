@@ -38,8 +38,10 @@ def why_not() -> str:
 class Slurm:
     """A cluster of a lab's nodes. Commands run on the lab's machine for launchers."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, tree_width: int = 50) -> None:
+        """To more than ``tree_width`` nodes SLURM's messages go by way of others; 50 is its default."""
         self.lab = lab
+        self._tree_width = tree_width
         self.conf = lab.folder / "slurm.conf"
         self._munge = lab.folder / "munge"
         self._daemons: list[subprocess.Popen[bytes]] = []
@@ -143,7 +145,8 @@ class Slurm:
         state = self.lab.folder / "slurm"
         for name in ("state", "cgroup", *(node.name for node in self.lab.nodes)):
             (state / name).mkdir(parents=True)
-        self.conf.write_text(_CONF.format(munge=self._munge, state=state, address=LAB_ADDRESS, nodes=self._nodes()))
+        values = {"munge": self._munge, "state": state, "address": LAB_ADDRESS, "tree_width": self._tree_width}
+        self.conf.write_text(_CONF.format(**values, nodes=self._nodes()))
         (self.lab.folder / "cgroup.conf").write_text(_CGROUP_CONF.format(state=state))
 
     def _nodes(self) -> str:
@@ -205,6 +208,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
 SrunPortRange=60001-61000
+TreeWidth={tree_width}
 KillWait=20
 UnkillableStepTimeout=10
 {nodes}
