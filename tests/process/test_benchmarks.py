@@ -14,7 +14,7 @@ from tests.support import nodes, slurm
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "bench"
 STUB_IS_ENOUGH = {
-    *("detach", "hosts", "idle", "late_gpu_memory", "nodes"),
+    *("detach", "hangs", "hosts", "idle", "late_gpu_memory", "nodes"),
     *("output", "page", "scale", "silent_dns", "srun"),
 }
 """Their jobs, and they themselves, use nothing of torch."""

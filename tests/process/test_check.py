@@ -36,14 +36,6 @@ def test_a_worker_that_cannot_use_torch_is_found(tmp_path: Path) -> None:
     assert "no luck" in finished.err
 
 
-@pytest.mark.torch
-def test_numpy_is_not_needed(tmp_path: Path) -> None:
-    """torch does not bring it, and its collectives of objects need it."""
-    (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')")
-    finished = run("--check", env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})
-    assert finished.returncode in (0, CHECK_WARNED), finished.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

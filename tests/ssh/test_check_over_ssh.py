@@ -11,7 +11,7 @@ import pytest
 from tests.support.nodes import Lab
 from tests.support.runs import Finished, start
 
-pytestmark = [pytest.mark.ssh, pytest.mark.torch]
+pytestmark = pytest.mark.ssh
 
 NODE_NOT_READY, RENDEZVOUS = 82, 83
 
@@ -28,6 +28,7 @@ def rows(finished: Finished) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_the_rest_is_checked_where_a_host_cannot_be_used(make_lab):
     lab = make_lab(3)
     lab["node2"].crash()
@@ -62,6 +63,7 @@ def test_nodes_that_cannot_reach_each_other_are_told_and_there_is_no_job(make_la
 
 
 @pytest.mark.slow
+@pytest.mark.torch
 def test_where_workers_cannot_meet_that_is_told_and_all_that_was_found(make_lab, tmp_path):
     lab = make_lab(2)
     slow_dns = tmp_path / "resolv.conf"
