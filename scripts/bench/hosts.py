@@ -1,4 +1,4 @@
-"""CPU time and memory of the launcher in a run over SSH on many hosts; needs root.
+"""CPU time, memory and threads of the launcher in a run over SSH on many hosts; needs root.
 
 The hosts are network namespaces with a real sshd each, from ``tests/support/nodes.py``; each runs a no-op
 program. All hosts share this machine: agents and sshd cause most of the wall time until all agents are ready.
@@ -12,8 +12,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from common import DDPLAUNCH, REPEATS, size
@@ -21,6 +23,9 @@ from common import DDPLAUNCH, REPEATS, size
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.support.nodes import Keys, Lab  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HOSTS = size("BENCH_NODES", 64, 2)
 
@@ -51,6 +56,24 @@ def hosts_cpu_s(launcher: psutil.Process) -> float:
     return total
 
 
+@contextlib.contextmanager
+def most_threads(launcher: psutil.Process) -> Iterator[list[int]]:
+    """The most threads that the launcher has meanwhile, looked at every 10 ms."""
+    most, is_over = [0], threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.01):
+            most[0] = max(most[0], launcher.num_threads())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        is_over.set()
+        watcher.join()
+
+
 def measure(keys: Keys) -> tuple[float, ...]:
     """Wall time; CPU seconds of the launcher, of its children and of the hosts; the launcher's PSS and RSS in MB."""
     with tempfile.TemporaryDirectory() as folder, Lab(Path(folder) / "lab", keys, HOSTS) as lab:
@@ -60,14 +83,15 @@ def measure(keys: Keys) -> tuple[float, ...]:
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         began = time.perf_counter()
         with lab.popen((*command, "--no-python", "sleep", "1000"), env=env, **streams) as running:
-            ready(running)
-            wall_s = time.perf_counter() - began
             launcher = psutil.Process(running.pid)
+            with most_threads(launcher) as most:
+                ready(running)
+            wall_s = time.perf_counter() - began
             used_s = *cpu_s(launcher), hosts_cpu_s(launcher)
-            memory = launcher.memory_full_info()
+            memory, threads = launcher.memory_full_info(), launcher.num_threads()
             running.terminate()
             running.wait()
-    return wall_s, *used_s, memory.pss / 2**20, memory.rss / 2**20
+    return wall_s, *used_s, memory.pss / 2**20, memory.rss / 2**20, most[0], threads
 
 
 def main() -> None:
@@ -75,7 +99,8 @@ def main() -> None:
     for name in ("client", *(f"node{n}" for n in range(1, HOSTS + 1))):
         keys.make(name)
     measured = [measure(keys) for _ in range(REPEATS)]
-    wall_s, own_s, children_s, hosts_s, pss_mb, rss_mb = map(statistics.median, zip(*measured, strict=True))
+    medians = map(statistics.median, zip(*measured, strict=True))
+    wall_s, own_s, children_s, hosts_s, pss_mb, rss_mb, most, threads = medians
     print(f"{HOSTS} hosts: {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}, medians of {REPEATS}\n")
     print("| measure | ddplaunch |\n|---|---|")
     print(f"| command to all agents ready | {wall_s:.1f} s |")
@@ -83,6 +108,7 @@ def main() -> None:
     own_ms, children_ms = 1000 * own_s / HOSTS, 1000 * children_s / HOSTS
     print(f"| CPU per host: launcher / `ssh -G` | {own_ms:.1f} / {children_ms:.1f} ms |")
     print(f"| launcher's PSS / RSS | {pss_mb:.0f} / {rss_mb:.0f} MB |")
+    print(f"| launcher's threads: most / when all agents are ready | {most:.0f} / {threads:.0f} |")
 
 
 if __name__ == "__main__":

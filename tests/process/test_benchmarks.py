@@ -14,7 +14,7 @@ from tests.support import nodes, slurm
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "bench"
 STUB_IS_ENOUGH = {
-    *("detach", "hangs", "hosts", "idle", "late_gpu_memory", "nodes"),
+    *("detach", "hangs", "hosts", "idle", "late_gpu_memory", "logins", "nodes"),
     *("output", "page", "scale", "silent_dns", "srun"),
 }
 """Their jobs, and they themselves, use nothing of torch."""
@@ -36,7 +36,7 @@ def why_not(name: str) -> str:
     """What is missing here for this benchmark; empty if nothing is."""
     if name == "late_gpu_memory" and not shutil.which("gcc"):
         return "no gcc"
-    if name in ("hosts", "nodes", "silent_dns", "srun", "warm"):
+    if name in ("hosts", "logins", "nodes", "silent_dns", "srun", "warm"):
         return nodes.why_not() or (slurm.why_not() if name == "srun" else "")
     return ""
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import queue
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.config import RemoteConfig
+from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.features.remote.remote_start import RemoteStart
+from ddplaunch.features.ssh.calls import Calls
 from ddplaunch.features.ssh.connections import Connections
 from ddplaunch.features.ssh.handle import SshHandle
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, Post, discard_output
 from tests.support.nodes import Lab
 from tests.support.runs import ROOT
 
@@ -32,12 +33,36 @@ def echo_start(**changes: Any) -> RemoteStart:
     return RemoteStart(**{**plain, **changes}, env=env)
 
 
+def handle(
+    host: Host,
+    start: RemoteStart,
+    connections: Connections,
+    post: Post,
+    calls: Calls | None = None,
+    on_not_called: Callable[[str], object] = print,
+) -> SshHandle:
+    """A handle of an agent that connects to the launcher if there are ``calls``."""
+    if not calls:
+        return SshHandle(host, start, connections, post, discard_output)
+    given, start = calls.given(str(host)), replace(start, calls=True)
+    made = SshHandle(host, start, connections, post, discard_output, given, on_not_called)
+    calls.expect(str(host), made)
+    return made
+
+
+def calls_of(connections: Connections, **settings: Any) -> Calls:
+    """Listens for agents."""
+    return Calls(connections.io, LaunchConfig(script="x.py", hosts=(Host("a"),), **settings))
+
+
 @dataclass
 class Connecting:
     """Some handles and the queue of what they post, as (host, event)."""
 
     lab: Lab
     connections: Connections
+    calls: Calls | None = None
+    not_called: list[str] = field(default_factory=list)
     handles: dict[str, SshHandle] = field(default_factory=dict)
     posted: queue.SimpleQueue[tuple[str, object]] = field(default_factory=queue.SimpleQueue)
     events: list[tuple[str, object]] = field(default_factory=list)
@@ -50,8 +75,8 @@ class Connecting:
             def post(event: object, name: str = str(named)) -> None:
                 self.posted.put((name, event))
 
-            self.handles[str(named)] = SshHandle(
-                named, echo_start(**changes), self.connections, post, lambda _header, _data: None
+            self.handles[str(named)] = handle(
+                named, echo_start(**changes), self.connections, post, self.calls, self.not_called.append
             )
 
     def of(self, kind: type, host: str = "") -> list[Any]:
@@ -81,13 +106,16 @@ class Connecting:
 
 
 @contextmanager
-def connecting(lab: Lab, **settings: Any) -> Iterator[Connecting]:
-    """Settings as for ``Remote``; the lab's own ssh_config is the default. All handles are closed at the end."""
+def connecting(lab: Lab, *, calls: bool = False, **settings: Any) -> Iterator[Connecting]:
+    """Settings as for ``Remote``; the lab's own ssh_config is the default. All handles are closed at the end.
+
+    ``calls``: agents connect to the launcher.
+    """
     with lab.inside():
         connections = Connections(
             RemoteConfig(**{"config": str(lab.ssh_config), "connect_timeout_s": 20.0, **settings})
         )
-        them = Connecting(lab, connections)
+        them = Connecting(lab, connections, calls_of(connections) if calls else None)
         try:
             yield them
         finally:
@@ -96,6 +124,8 @@ def connecting(lab: Lab, **settings: Any) -> Iterator[Connecting]:
             for handle in them.handles.values():
                 handle.close()
             connections.close()
+            if them.calls:
+                them.calls.close()
 
 
-__all__ = ["ChannelClosed", "Connecting", "connecting", "echo_start"]
+__all__ = ["ChannelClosed", "Connecting", "calls_of", "connecting", "echo_start", "handle"]

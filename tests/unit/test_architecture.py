@@ -58,6 +58,7 @@ HOMES = {
     "pynvml": {"system", "features/gpus"},
     "psutil": {"system", "features"},
     "paramiko": {"features/ssh"},
+    "cryptography": {"features/ssh"},
 }
 """Every package that is not the standard library's or ours, and the only rooms that may import it."""
 

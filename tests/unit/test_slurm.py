@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ddplaunch.cluster.hosts import Host, fold
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.features.remote import call_back
 from ddplaunch.features.slurm import scontrol, srun
 from ddplaunch.features.slurm.reader import lint, parse_counts, parse_node_list, read_allocation, read_step
 from tests.support import golden
@@ -177,7 +178,7 @@ def test_agents_use_an_address_that_the_user_has_chosen_if_it_is_the_launchers(
     local_addr: str | None, interface: str | None, chosen: str
 ):
     config = LaunchConfig(script="x.py", hosts=(Host("node7"),), local_addr=local_addr, interface=interface)
-    assert srun._chosen_address(config) == chosen
+    assert call_back.chosen_address(config) == chosen
 
 
 @pytest.mark.parametrize(

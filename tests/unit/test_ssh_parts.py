@@ -16,6 +16,7 @@ import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
+from ddplaunch.features.remote.io_thread import IoThread
 from ddplaunch.features.ssh import config, keys, sockets
 from ddplaunch.features.ssh.config import ConfigError, ConnectFailed, parse_jumps, resolve, selected_algorithms
 from ddplaunch.features.ssh.connections import LoginLimiter
@@ -240,15 +241,17 @@ def test_a_connection_is_closed_for_the_peer_at_once_and_its_descriptor_when_nob
             go_on.wait(60)
             return super().recv(*arguments)
 
+    io = IoThread("deadlines")
     ours, theirs = socket.socketpair()
     theirs.settimeout(60)
     held = Held(fileno=ours.detach())
     settings = resolve(Host("node1"), RemoteConfig(config=os.devnull))
     with theirs:
         with pytest.raises(ConnectFailed, match="its sshd does not"):
-            connect(held, settings, KnownHosts([]), KeyRing(), time.monotonic() + 0.2)
+            connect(io, held, settings, KnownHosts([]), KeyRing(), time.monotonic() + 0.2)
         assert waits.is_set()
         assert theirs.makefile("rb").read().startswith(b"SSH-2.0-"), "and then the end"
     assert held.fileno() >= 0
     go_on.set()
     wait_until(lambda: held.fileno() == -1)
+    io.close()

@@ -8,7 +8,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.control import Answer, Request, RequestRefused
 from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Seconds, Size, at_most
 
-ProcessKind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
+ProcessKind = Literal["launcher", "agent", "forkserver", "store", "member", "relay", "worker", "keeper", "other"]
 PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
 """Kinds of processes of a run, in the order of reports."""
 

@@ -45,7 +45,7 @@ _WAIT_S, _REPEAT_S = 0.2, 0.5
 _MAX_SCRIPT = 200
 """Characters of a script's path."""
 
-_HELPERS: tuple[ProcessKind, ...] = ("forkserver", "store", "member")
+_HELPERS: tuple[ProcessKind, ...] = ("forkserver", "store", "member", "relay")
 
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h, a flag in /proc/PID/stat."""

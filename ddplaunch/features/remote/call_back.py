@@ -2,7 +2,8 @@
 
 Runs in the launcher. One IoThread serves the listener and all connections; a node runs ``caller``. Both sides prove by
 challenge and response that they know the secret of the run: each sends a random text, and answers with a digest of both
-texts, of its own role, and of what the connection is for. Nothing is encrypted.
+texts, of its own role, and of what the connection is for. In a SLURM job nothing is encrypted. The nodes that were
+reached over SSH run ``calling``: their connections are encrypted, and prove by that whom they have reached.
 
 Whoever reaches the port may connect. A connection that has proved nothing is closed after ``_STRANGER_S`` or
 ``_MAX_HELLO_BYTES``, and the oldest of them where they are too many: a node tries again.
@@ -10,6 +11,7 @@ Whoever reaches the port may connect. A connection that has proved nothing is cl
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import math
 import os
@@ -19,17 +21,22 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import caller, remote_start
+from ddplaunch.features.remote.calling import ERRORS, RECORDS, proof
 from ddplaunch.features.remote.io_thread import Connection, Lines
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.arrivals import Arrivals
 from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.system import network
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, late_types
 
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable, Sequence
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.features.remote.io_thread import IoThread
     from ddplaunch.features.remote.remote_start import RemoteStart
     from ddplaunch.transport.failures import HostFailure
@@ -74,6 +81,7 @@ class CallBackHandle(AgentHandle):
         self._start_data = b""
         self._printed: deque[str] = deque(maxlen=_KEPT_LINES)
         self._is_cut_off = False
+        self._sent_bytes = 0
         self._ended = threading.Event()
 
     # The main thread.
@@ -203,9 +211,14 @@ class CallBackHandle(AgentHandle):
         while not self._outgoing.empty():
             record = self._outgoing.get()
             if record is None:
-                self._records.end()
+                self._end_of_input(self._records)
             else:
-                self._records.send(wire.encode(record))
+                data = wire.encode(record)
+                self._sent_bytes += len(data)
+                self._records.send(data)
+
+    def _end_of_input(self, records: Connection) -> None:
+        records.end()
 
     def _on_data(self, data: bytes) -> None:
         self._arrivals.add(data)
@@ -242,11 +255,11 @@ class CallBackServer:
         port: where it listens.
     """
 
-    def __init__(self, io: IoThread, listener: socket.socket) -> None:
-        """Listen at ``listener``, which it closes in the end. Called by the main thread."""
+    def __init__(self, io: IoThread, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
+        """Listen at ``listener``, which it closes in the end; ``context`` encrypts. Called by the main thread."""
         self.secret = os.urandom(32).hex()
         self.port = int(listener.getsockname()[1])
-        self._io, self._listener = io, listener
+        self._io, self._listener, self._context = io, listener, context
         self._expected: dict[str, CallBackHandle] = {}
         self._strangers: dict[_Stranger, float] = {}
         """In the order in which they have come, each with its time limit."""
@@ -278,14 +291,18 @@ class CallBackServer:
                 self._io.forget(self._listener)
                 self._io.at(time.monotonic() + _PAUSE_S, self._listen)
                 return
-            self._greet(accepted)
+            with contextlib.suppress(OSError):  # The other side has gone already.
+                self._greet(accepted)
 
     def _greet(self, accepted: socket.socket) -> None:
+        if self._context:
+            accepted = self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
         limit_at = time.monotonic() + _STRANGER_S
         if not self._is_timing:
             self._is_timing = True
             self._io.at(limit_at, self._drop_late)
-        self._strangers[_Stranger(self._io, accepted, self._on_hello, self._drop)] = limit_at
+        nonce = "" if self._context else os.urandom(32).hex()
+        self._strangers[_Stranger(self._io, accepted, nonce, self._on_hello, self._drop)] = limit_at
         if len(self._strangers) > _MAX_STRANGERS + 2 * len(self._expected):
             self._drop_oldest()
 
@@ -307,24 +324,21 @@ class CallBackServer:
 
     def _on_hello(self, stranger: _Stranger, hello: str) -> None:
         """Let the stranger in if it knows the secret, and its node is expected."""
-        kind, name, nonce, proof = (hello.split(" ") + [""] * 3)[:4]
+        kind, name, nonce, proved = (hello.split(" ") + [""] * 3)[:4]
         words = (kind, name, stranger.nonce, nonce)
         handle = self._expected.get(name)
-        is_genuine = hmac.compare_digest(proof.encode(), self._proof("agent", *words).encode())
-        if not (is_genuine and handle and not handle.is_over and kind in (caller.RECORDS, caller.ERRORS)):
+        is_genuine = hmac.compare_digest(proved.encode(), proof(self.secret, "agent", *words).encode())
+        if not (is_genuine and handle and not handle.is_over and kind in (RECORDS, ERRORS)):
             self._drop(stranger)
             return
         del self._strangers[stranger]
         tag = caller.tag_of(handle.start)
-        stranger.connection.send(f"{self._proof('launcher', tag, *words)} {tag}\n".encode())
-        if kind == caller.ERRORS:
+        stranger.connection.send(f"{proof(self.secret, 'launcher', tag, *words)} {tag}\n".encode())
+        if kind == ERRORS:
             handle.on_errors_connected(stranger.connection)
         else:
             del self._expected[name]
             handle.on_records_connected(stranger.connection)
-
-    def _proof(self, *words: str) -> str:
-        return hmac.digest(self.secret.encode(), " ".join(words).encode(), "sha256").hex()
 
 
 class _Stranger:
@@ -334,14 +348,17 @@ class _Stranger:
         self,
         io: IoThread,
         accepted: socket.socket,
+        nonce: str,
         on_hello: Callable[[_Stranger, str], object],
         drop: Callable[[_Stranger], object],
     ) -> None:
-        self.nonce = os.urandom(32).hex()
+        """Without a ``nonce``, what the other side reaches here is proved otherwise: it begins."""
+        self.nonce = nonce
         self._data = b""
         self._on_hello, self._drop = on_hello, drop
         self.connection = Connection(io, accepted, self._on_data, lambda: drop(self))
-        self.connection.send(f"ddplaunch {self.nonce}\n".encode())
+        if nonce:
+            self.connection.send(f"ddplaunch {nonce}\n".encode())
 
     def _on_data(self, data: bytes) -> None:
         self._data += data
@@ -350,3 +367,12 @@ class _Stranger:
             self._drop(self)
         elif end:
             self._on_hello(self, hello.decode())
+
+
+def chosen_address(config: LaunchConfig) -> str:
+    """``--local-addr``, or that of ``--interface``, if it is an address of this machine: it may be one of the nodes."""
+    if config.local_addr:
+        return config.local_addr if network.is_local(config.local_addr) else ""
+    with contextlib.suppress(LaunchError):
+        return network.address_of("", config.interface) if config.interface else ""
+    return ""

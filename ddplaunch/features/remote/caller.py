@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.remote import remote_start
+from ddplaunch.features.remote.calling import ERRORS, RECORDS, SEND_BUFFER_BYTES
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import START_VARIABLE
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.features.remote.remote_start import RemoteStart
 
-RECORDS, ERRORS = "records", "errors"
-"""The kinds of connections: stdin and stdout of the agent; its stderr."""
-
 ON_NODE = re.compile(r"ddplaunch on (\S+)")
 
 _MAX_CALL_S = 20.0
@@ -36,9 +34,6 @@ _MAX_CALL_S = 20.0
 
 _TRY_S = 3.0
 """Seconds until it tries the next address."""
-
-_SEND_BUFFER_BYTES = 128 << 10
-"""Bytes of an agent's output that may be in transit. On a slow link they delay the agent's answers by a second."""
 
 _CALLER = r"""
 import hashlib, hmac, json, os, socket, sys, time
@@ -129,7 +124,7 @@ def first_input(starts: Sequence[RemoteStart], name: str, number: str, addresses
         "called": "DDPLAUNCH_CALLED",
         "call_s": min(_MAX_CALL_S, start.timeout_s / 2),
         "try_s": _TRY_S,
-        "send_buffer_bytes": _SEND_BUFFER_BYTES,
+        "send_buffer_bytes": SEND_BUFFER_BYTES,
     }
     env = {key: value for key, value in start.env.items() if key != environment.RUN_ID}
     before = f'exec 2>&1\necho "ddplaunch on ${name}"{_export_tag([tag_of(each) for each in starts], number)}'

@@ -123,16 +123,33 @@ class Connection:
     Attributes:
         on_data: called with what has arrived.
         on_closed: called once, when the other side has closed the connection, or it is broken.
-        is_held: nothing is read for the time being.
+        on_sent: called when all has been sent that had to wait for the other side.
     """
 
     def __init__(self, io: IoThread, sock: socket.socket, on_data: Callable[[bytes], object], on_closed: Work) -> None:
         sock.setblocking(False)
-        self.on_data, self.on_closed, self.is_held = on_data, on_closed, False
+        self.on_data, self.on_closed = on_data, on_closed
+        self.on_sent: Work = lambda: None
         self._io, self._socket = io, sock
         self._unsent = bytearray()
-        self._ends = self._is_closed = self._waits_to_send = False
-        io.watch(sock, selectors.EVENT_READ, self._on_ready)
+        self._ends = self._is_closed = self._is_held = False
+        self._watched = 0
+        self._watch()
+
+    @property
+    def is_held(self) -> bool:
+        """Nothing is read for the time being."""
+        return self._is_held
+
+    @is_held.setter
+    def is_held(self, is_held: bool) -> None:
+        self._is_held = is_held
+        self._watch()
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has to wait until the other side takes it."""
+        return bool(self._unsent) and not self._is_closed
 
     def send(self, data: bytes) -> None:
         """Send, as soon as the other side takes it. To a connection that is closed nothing is sent."""
@@ -160,7 +177,9 @@ class Connection:
     def _on_ready(self) -> None:
         if self._unsent:
             self._flush()
-        if not self.is_held and not self._is_closed:
+            if not self._unsent:
+                self.on_sent()
+        if not self._is_held and not self._is_closed:
             self._read()
 
     def _read(self) -> bool:
@@ -188,10 +207,17 @@ class Connection:
             pass
         except OSError:  # Broken: what has arrived before is read to its end.
             self._unsent.clear()
-        if bool(self._unsent) != self._waits_to_send and not self._is_closed:
-            self._waits_to_send = bool(self._unsent)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._watch()
+
+    def _watch(self) -> None:
+        events = (0 if self._is_held else selectors.EVENT_READ) | (selectors.EVENT_WRITE if self._unsent else 0)
+        if self._is_closed or events == self._watched:
+            return
+        self._watched = events
+        if events:
             self._io.watch(self._socket, events, self._on_ready)
+        else:
+            self._io.forget(self._socket)
 
 
 class Lines:

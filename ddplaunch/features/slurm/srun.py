@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.features.remote import caller, remote_start
-from ddplaunch.features.remote.call_back import CallBackHandle, CallBackServer
+from ddplaunch.features.remote.call_back import CallBackHandle, CallBackServer, chosen_address
 from ddplaunch.features.remote.io_thread import IoThread
 from ddplaunch.features.slurm import scontrol
 from ddplaunch.features.slurm.steps import Steps, Waiting
@@ -104,7 +104,7 @@ class SrunTransport(Transport):
         super().__init__(config, *others)
         hosts = len(config.hosts)
         limits.raise_open_files(2 * hosts + _OTHER_FILES, plural(hosts, "host"))
-        self._address = _chosen_address(config)
+        self._address = chosen_address(config)
         listener = _listen(self._address)
         try:
             self._io = IoThread("connections of agents")
@@ -144,15 +144,6 @@ class SrunTransport(Transport):
         self._steps.close()
         self._io.close()
         self._server.close()
-
-
-def _chosen_address(config: LaunchConfig) -> str:
-    """``--local-addr``, or that of ``--interface``, if it is an address of this machine: it may be one of the nodes."""
-    if config.local_addr:
-        return config.local_addr if network.is_local(config.local_addr) else ""
-    with contextlib.suppress(LaunchError):
-        return network.address_of("", config.interface) if config.interface else ""
-    return ""
 
 
 def _listen(address: str) -> socket.socket:

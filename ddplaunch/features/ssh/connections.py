@@ -12,17 +12,21 @@ import random
 import subprocess
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ddplaunch.config import RemoteConfig
+from ddplaunch.features.remote.io_thread import IoThread
 from ddplaunch.features.ssh import session, sockets
 from ddplaunch.features.ssh.config import ConfigError, ConnectFailed, HostConfig, resolve
 from ddplaunch.features.ssh.keys import KeyRing, OncePerKey
 from ddplaunch.features.ssh.known_hosts import KnownHosts
 from ddplaunch.protocol import first_failure
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     import paramiko
 
@@ -35,8 +39,8 @@ _PROXY_END_S = 1.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 
 
-MAX_LOGINS = 64
-"""Hosts that are connected to at the same time."""
+MAX_LOGINS = 20
+"""Hosts on which agents are started at the same time. Each takes two threads: of the pool, and paramiko's."""
 
 
 class LoginLimiter:
@@ -63,13 +67,18 @@ class LoginLimiter:
 
 
 class Connections:
-    """Connects to the hosts of one run. Any thread.
+    """Connects to the hosts of one run, in a pool of threads. Any thread.
 
     A refused login is not repeated: sshd from OpenSSH 9.8 on bans machines with failed logins (PerSourcePenalties).
     """
 
     def __init__(self, settings: RemoteConfig) -> None:
+        """Raises OSError or RuntimeError: no room for a descriptor or a thread."""
         self.settings = settings
+        self.io = IoThread("connections of agents")
+        self._pool_lock = threading.Lock()
+        self._pool_size = 0
+        self._waiting: deque[Callable[[], object]] = deque()
         self._jump_settings = RemoteConfig(config=settings.config, accept_new=settings.accept_new)
         self._limiter = LoginLimiter(MAX_LOGINS)
         self._keys = KeyRing()
@@ -79,6 +88,31 @@ class Connections:
         self._proxies: list[subprocess.Popen[bytes]] = []
         self._jump_transports: list[paramiko.Transport] = []
         self._closed = threading.Event()
+
+    def in_pool(self, work: Callable[[], object]) -> None:
+        """Call ``work``, which must not raise, in one of ``MAX_LOGINS`` threads, which end when there is no more work.
+
+        Raises:
+            RuntimeError: no room for the first thread.
+        """
+        with self._pool_lock:
+            self._waiting.append(work)
+            if self._pool_size < MAX_LOGINS:
+                try:
+                    in_thread("login", self._run_pool)
+                    self._pool_size += 1
+                except RuntimeError:
+                    if not self._pool_size:
+                        raise
+
+    def _run_pool(self) -> None:
+        while True:
+            with self._pool_lock:
+                if not self._waiting:
+                    self._pool_size -= 1
+                    return
+                work = self._waiting.popleft()
+            work()
 
     def connect(self, host: Host) -> paramiko.Transport:
         """A logged-in connection to ``host``, which the caller closes. Blocks while too many logins are in progress.
@@ -99,6 +133,7 @@ class Connections:
         for process in self._proxies:
             process.kill()
             process.wait()
+        self.io.close()
 
     def _retry(
         self, config: HostConfig, chain: tuple[HostConfig, ...], limiter: LoginLimiter | None = None
@@ -128,13 +163,13 @@ class Connections:
             return self._try_proxy(config, known, deadline)
         else:
             stream = sockets.open_tcp(config, deadline)
-        return session.connect(stream, config, known, self._keys, deadline)
+        return session.connect(self.io, stream, config, known, self._keys, deadline)
 
     def _try_proxy(self, config: HostConfig, known: KnownHosts, deadline: float) -> paramiko.Transport:
         stream, process = sockets.open_proxy(config)
         self._proxies.append(process)
         try:
-            return session.connect(stream, config, known, self._keys, deadline)
+            return session.connect(self.io, stream, config, known, self._keys, deadline)
         except ConnectFailed as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if error.is_overload and process.wait(_PROXY_END_S):

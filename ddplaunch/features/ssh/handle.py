@@ -6,16 +6,20 @@ Runs in the launcher. paramiko is imported when the first handle connects.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 import threading
 import time
-from collections import deque
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import remote_start
+from ddplaunch.features.remote.call_back import CallBackHandle
+from ddplaunch.features.remote.calling import CONTINUE, END_INPUT, EXITED, KILL
+from ddplaunch.features.ssh.calls import HINT, Calls
 from ddplaunch.features.ssh.config import ConnectFailed
 from ddplaunch.features.ssh.connections import MAX_LOGINS, Connections
 from ddplaunch.features.ssh.session import close_now, transport_deadline
@@ -26,7 +30,7 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural
 from ddplaunch.threads import in_thread
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
+from ddplaunch.transport.handle import ChannelClosed, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,8 +39,9 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.remote.io_thread import Connection
     from ddplaunch.features.remote.remote_start import RemoteStart
-    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
+    from ddplaunch.transport.handle import NodeFacts, Post, Purpose, WriteOutput
 
 BUFFER_BYTES = 1 << 16
 
@@ -99,7 +104,9 @@ def send_all(channel: paramiko.Channel, data: bytes) -> None:
             data = data[sent:]
 
 
-_KEPT_LINES = 20
+_CALLS_ABOVE = 16
+"""Hosts: agents on more than so many connect to the launcher, since each login that is open takes three threads."""
+
 _SIGNAL_TIMEOUT_S = 3.0
 _EXIT_CODE_TIMEOUT_S = 1.0
 
@@ -107,40 +114,57 @@ _WINDOW_BYTES = 128 << 10
 """Bytes of an agent's output that may be in transit. On a slow link they delay the agent's answers by a second."""
 
 
-class SshHandle(AgentHandle):
+class SshHandle(CallBackHandle):
     """One agent on another machine.
 
     Posts AgentConnected and then the agent's records, or a HostFailure and no other event; ChannelClosed when the
-    channel has closed. It has three threads: one connects and sends, one reads, and paramiko decrypts in the third.
+    channel has closed. An agent that has connected to the launcher has no thread of its own here. Others have three:
+    one sends, one reads, and paramiko decrypts in the third.
     """
 
     def __init__(
-        self, host: Host, start: RemoteStart, connections: Connections, post: Post, output: WriteOutput
+        self,
+        host: Host,
+        start: RemoteStart,
+        connections: Connections,
+        post: Post,
+        output: WriteOutput,
+        given: bytes = b"",
+        on_not_called: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Begin to connect to ``host``, in a thread.
+        """Have a thread of ``connections`` connect to ``host``.
+
+        ``given`` is what an agent needs that is to connect to the launcher; ``on_not_called`` is called with the reason
+        if it stays connected over SSH.
 
         Raises:
             RuntimeError: no room for a thread.
         """
-        super().__init__(f"on {host}", post, output)
-        self.host = host
-        self._start = start
+        super().__init__(connections.io, str(host), start, post, output)
+        self._given, self._on_not_called = given, on_not_called
         self._connections = connections
-        self._transport: paramiko.Transport | None = None
+        self._login: paramiko.Transport | None = None
         self._stream: AgentStream | None = None
+        """The agent's stdout, if its channel is the login."""
         self._pid = 0
-        self._is_connected = False
+        self._exit_code: int | None = None
         self._is_closed = False
-        self._ended = threading.Event()
-        in_thread(f"to {host}", self._run)
+        connections.in_pool(lambda: self._connect(host))
 
     def wake(self) -> None:
-        """Continue an agent that was stopped by a signal, over a second session."""
-        self._signal("CONT", closes=False)
+        """Continue an agent that was stopped by a signal, over a second session if there is no relay."""
+        if self._stream:
+            self._signal("CONT", closes=False)
+        else:
+            self._io.call(lambda: self._order(CONTINUE))
 
     def kill(self) -> None:
-        """SIGKILL the agent, over a second session, and close the connection. Does not wait."""
-        self._signal("KILL", closes=True)
+        """SIGKILL the agent, over a second session if there is no relay, and close the connection. Does not wait."""
+        if self._stream:
+            self._signal("KILL", closes=True)
+            return
+        self._io.call(lambda: self._order(KILL))
+        super().kill()
 
     def close(self, timeout_s: float = 5.0) -> int | None:
         """Close the agent's stdin, wait for its exit if it is connected, and close the connection.
@@ -151,21 +175,24 @@ class SshHandle(AgentHandle):
         self._is_closed = True
         self.end_input()
         deadline = time.monotonic() + timeout_s
-        code = None
-        if self._stream and self._is_connected and self._ended.wait(timeout_s):
-            code = self._stream.exit_code(deadline - time.monotonic())
-        self._close_now()
-        return code
+        has_ended = self.is_connected and self._ended.wait(timeout_s)
+        if self._stream and has_ended:
+            self._exit_code = self._stream.exit_code(deadline - time.monotonic())
+        if not self._stream and not has_ended:
+            self.kill()
+        self._close_login()
+        return self._exit_code
 
-    # The thread that connects and sends.
+    # A thread of the pool.
 
-    def _run(self) -> None:
+    def _connect(self, host: Host) -> None:
         try:
-            self._transport = self._connections.connect(self.host)
             if self._is_closed:
                 raise ConnectFailed("start", "cancelled")
-            channel, reader = self._start_agent(self._transport)
-            in_thread(f"from {self.host}", lambda: self._receive(reader))
+            self._login = self._connections.connect(host)
+            if self._is_closed:
+                raise ConnectFailed("start", "cancelled")
+            self._start_agent(self._login)
         except ConnectFailed as error:
             self._fail(error)
         except RuntimeError as error:
@@ -174,51 +201,80 @@ class SshHandle(AgentHandle):
             )
         except Exception as error:  # Without an event of this host the launcher would wait forever.
             self._fail(ConnectFailed("start", f"a bug in ddplaunch: {type(error).__name__}: {error}"))
-        else:
-            self._send_records(channel)
 
     def _fail(self, error: ConnectFailed) -> None:
-        self._close_now()
-        self._post(HostFailure(str(self.host), error.cause, error.message, error.hint))
+        self._close_login()
+        failure = HostFailure(self.host, error.cause, error.message, error.hint)
+        self._io.call(lambda: self.on_failed(failure))
 
-    def _start_agent(self, transport: paramiko.Transport) -> tuple[paramiko.Channel, io.BufferedReader[AgentStream]]:
-        """Start the agent and wait for its facts.
+    def _start_agent(self, login: paramiko.Transport) -> None:
+        """Start the agent and wait for its facts, or until it has connected to the launcher.
 
         Raises:
             ConnectFailed: it does not start, or its node cannot take part.
         """
-        deadline = time.monotonic() + self._start.timeout_s
+        deadline = time.monotonic() + self.start.timeout_s
         is_late = threading.Event()
-        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        stream: AgentStream | None = None
         try:
-            with transport_deadline(transport, deadline) as is_late:
-                channel = transport.open_session(window_size=_WINDOW_BYTES)
+            with transport_deadline(self._io, login, deadline) as is_late:
+                channel = login.open_session(window_size=_WINDOW_BYTES)
                 channel.exec_command(remote_start.COMMAND)
-                self._stream = stream = AgentStream(channel, lines.append)
+                stream = AgentStream(channel, self._printed.append)
                 reader = io.BufferedReader(stream, BUFFER_BYTES)
                 with contextlib.suppress(OSError):  # The login has ended already; the failure contains its output.
-                    send_all(channel, remote_start.first_input(self._start))
-                facts = remote_start.wait_for_facts(reader, lines)
+                    send_all(channel, remote_start.first_input(self.start) + self._given)
+                facts = remote_start.wait_for_facts(reader, self._printed)
                 if facts.failed:
                     stream.exit_code(_EXIT_CODE_TIMEOUT_S)  # Reads the rest of stderr, which has the reason.
         except Exception as error:
-            reason = _start_failure(error, self._stream)
-            raise self._not_started(is_late.is_set(), reason, lines) from None
-        failure = remote_start.check_facts(str(self.host), facts, self._start, tuple(lines))
+            reason = _start_failure(error, stream)
+            raise self._not_started(is_late.is_set(), reason) from None
+        if facts.has_called:
+            self._close_login()
+            self._io.call(lambda: self._io.at(deadline, self._on_late))
+            return
+        failure = remote_start.check_facts(self.host, facts, self.start, tuple(self._printed))
         if failure:
             raise ConnectFailed(failure.cause, failure.message, failure.hint)
-        self._pid = facts.pid
-        self._is_connected = True
+        if facts.not_called:
+            self._on_not_called(f"{self.host}: {remote_start.last_words(facts.not_called)}")
+        self._serve_over(channel, stream, reader, facts)
+
+    def _serve_over(
+        self, channel: paramiko.Channel, stream: AgentStream, reader: io.BufferedReader[AgentStream], facts: NodeFacts
+    ) -> None:
+        self._pid, self._stream = facts.pid, stream
+        self.is_connected = True
         stream.on_stderr_line = lambda line: self._post(Notice(f"{self.host}: {line}"))
         self._post_connected(self.host, facts)
-        return channel, reader
+        in_thread(f"from {self.host}", lambda: self._receive(reader))
+        in_thread(f"to {self.host}", lambda: self._send_records(channel))
 
-    def _not_started(self, is_late: bool, reason: str, lines: deque[str]) -> ConnectFailed:
-        printed = [line for line in lines if line]
+    def _on_late(self) -> None:
+        """The agent has had its time to start, also if it has connected."""
+        self.on_failed(self.not_started("the node", within_s=self.start.timeout_s))
+
+    def _on_error_line(self, line: str) -> None:
+        if line.startswith(EXITED):
+            code = int(line.removeprefix(EXITED))
+            self._exit_code = code if code >= 0 else None
+        else:
+            super()._on_error_line(line)
+
+    def _order(self, order: str) -> None:
+        if self._errors:
+            self._errors.send(f"{order}\n".encode())
+
+    def _end_of_input(self, _records: Connection) -> None:
+        self._order(f"{END_INPUT} {self._sent_bytes}")
+
+    def _not_started(self, is_late: bool, reason: str) -> ConnectFailed:
+        printed = [line for line in self._printed if line]
         last = f"; its last output: {printed[-1]}" if printed else ""
         if is_late:
             hint = f"{remote_start.SLOW_HINT} `ssh HOST true` shows how long a login takes."
-            return ConnectFailed("start", f"the agent did not start within {self._start.timeout_s:g} s{last}", hint)
+            return ConnectFailed("start", f"the agent did not start within {self.start.timeout_s:g} s{last}", hint)
         return ConnectFailed("start", reason + last, "Does `ssh HOST true` work?")
 
     def _send_records(self, channel: paramiko.Channel) -> None:
@@ -231,16 +287,16 @@ class SshHandle(AgentHandle):
 
     def _receive(self, reader: io.BufferedReader[AgentStream]) -> None:
         if not self._deliver_records(reader):
-            self._close_now()
+            self._close_login()
         reader.raw.read_stderr()
         self._ended.set()
         self._post(ChannelClosed())
 
     # Any thread.
 
-    def _close_now(self) -> None:
-        if self._transport:
-            close_now(self._transport)
+    def _close_login(self) -> None:
+        if self._login:
+            close_now(self._login)
 
     def _signal(self, name: str, *, closes: bool) -> None:
         """Signal the agent over a second session, then close the connection if ``closes``.
@@ -248,21 +304,21 @@ class SshHandle(AgentHandle):
         An agent without a pid or a node tag is not signalled: its stdin ends with the connection. In a thread, since a
         call over a cut connection blocks.
         """
-        node_tag = self._start.env.get(environment.RUN_ID)
+        node_tag = self.start.env.get(environment.RUN_ID)
 
         def signal() -> None:
-            transport = self._transport
+            login = self._login
             with contextlib.suppress(Exception):
-                if transport and self._pid and node_tag:
+                if login and self._pid and node_tag:
                     deadline = time.monotonic() + _SIGNAL_TIMEOUT_S
-                    with transport_deadline(transport, deadline) if closes else contextlib.nullcontext():
-                        session = transport.open_session(timeout=_SIGNAL_TIMEOUT_S)
+                    with transport_deadline(self._io, login, deadline) if closes else contextlib.nullcontext():
+                        session = login.open_session(timeout=_SIGNAL_TIMEOUT_S)
                         session.settimeout(_SIGNAL_TIMEOUT_S)
                         session.exec_command(remote_start.COMMAND)
                         session.sendall(remote_start.signal_input(name, self._pid, node_tag))
                         session.recv(1)
             if closes:
-                self._close_now()
+                self._close_login()
 
         in_thread(f"signal {self.host}", signal)
 
@@ -290,12 +346,31 @@ class SshTransport(Transport):
             )
         super().__init__(config, *others)
         hosts = len(config.hosts)
-        limits.raise_open_files(hosts + 4 * MAX_LOGINS + 64, plural(hosts, "host"))
-        self._connections = Connections(config.remote)
+        limits.raise_open_files(2 * hosts + 4 * MAX_LOGINS + 64, plural(hosts, "host"))
+        try:
+            self._connections = Connections(config.remote)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
+        self._calls = Calls(self._connections.io, config) if hosts > _CALLS_ABOVE else None
+        self._has_told = False
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SshHandle:
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
-        return SshHandle(self._config.hosts[index], start, self._connections, post, output)
+        host = self._config.hosts[index]
+        if not self._calls or purpose == "sweep":  # A sweep would end its own relay, too.
+            return SshHandle(host, start, self._connections, post, output)
+        start = replace(start, calls=True)
+        given = self._calls.given(str(index))
+        tell = functools.partial(self._tell_not_called, post)
+        handle = SshHandle(host, start, self._connections, post, output, given, tell)
+        self._calls.expect(str(index), handle)
+        return handle
+
+    def _tell_not_called(self, post: Post, reason: str) -> None:
+        """Say it of the first node only. In any thread."""
+        if not self._has_told:
+            self._has_told = True
+            post(Notice(f"{reason}. Such nodes stay connected over SSH, each by three threads here. {HINT}"))
 
     @staticmethod
     def command(config: LaunchConfig, index: int) -> tuple[str, ...]:
@@ -304,3 +379,5 @@ class SshTransport(Transport):
     def close(self) -> None:
         """Close the connections to jump hosts."""
         self._connections.close()
+        if self._calls:
+            self._calls.close()

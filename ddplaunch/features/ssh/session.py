@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import logging
 import socket
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.ssh.config import ALGORITHMS_HINT, ConnectFailed, choose_algorithms
 from ddplaunch.features.ssh.keys import KeyRing, log_in
 from ddplaunch.features.ssh.known_hosts import KnownHosts, host_names
 from ddplaunch.features.ssh.sockets import close_stream
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import paramiko
 
+    from ddplaunch.features.remote.io_thread import IoThread
     from ddplaunch.features.ssh.config import HostConfig
     from ddplaunch.features.ssh.known_hosts import KeyCheck
 
@@ -38,7 +40,12 @@ _NO_SSHD = ("Indecipherable protocol version", "Invalid SSH banner")
 
 
 def connect(
-    stream: socket.socket | paramiko.Channel, config: HostConfig, known: KnownHosts, ring: KeyRing, deadline: float
+    io: IoThread,
+    stream: socket.socket | paramiko.Channel,
+    config: HostConfig,
+    known: KnownHosts,
+    ring: KeyRing,
+    deadline: float,
 ) -> paramiko.Transport:
     """A logged-in connection over ``stream``; takes over ``stream``, and closes it on failure.
 
@@ -57,7 +64,7 @@ def connect(
     _mute_log(transport)
     is_late = threading.Event()
     try:
-        with transport_deadline(transport, deadline) as is_late:
+        with transport_deadline(io, transport, deadline) as is_late:
             names = host_names(config.hostname, config.port, config.host_key_alias)
             choose_algorithms(transport, dict(config.algorithms), known.key_types(names))
             _handshake(transport, config)
@@ -81,24 +88,24 @@ def _mute_log(transport: paramiko.Transport) -> None:
 
 
 @contextlib.contextmanager
-def transport_deadline(transport: paramiko.Transport, deadline: float) -> Iterator[threading.Event]:
+def transport_deadline(io: IoThread, transport: paramiko.Transport, deadline: float) -> Iterator[threading.Event]:
     """Close the connection at ``deadline`` unless the block has ended: many of paramiko's waits have no timeout.
 
     Yields an event that is set when the deadline has passed.
     """
     has_passed = threading.Event()
+    closing = [transport]
 
     def end() -> None:
-        has_passed.set()
-        close_now(transport)
+        if closing:
+            has_passed.set()
+            in_thread("late login", functools.partial(close_now, closing.pop()))
 
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), end)
-    timer.daemon = True
-    timer.start()
+    io.call(lambda: io.at(deadline, end))
     try:
         yield has_passed
     finally:
-        timer.cancel()
+        closing.clear()
 
 
 def close_now(transport: paramiko.Transport) -> None:

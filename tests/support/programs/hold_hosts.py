@@ -1,4 +1,7 @@
-"""Connects to hosts with echo agents and waits for a line on stdin: ``hold_hosts.py SSH_CONFIG HOST...``."""
+"""Connects to hosts with echo agents and waits for a line on stdin: ``hold_hosts.py SSH_CONFIG calls|stays HOST...``.
+
+With ``calls``, the agents connect to it.
+"""
 
 import queue
 import sys
@@ -7,13 +10,13 @@ import threading
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.ssh.connections import Connections
-from ddplaunch.features.ssh.handle import SshHandle
 from ddplaunch.transport.handle import AgentConnected
-from tests.support.connecting import echo_start
+from tests.support.connecting import calls_of, echo_start, handle
 
 events = queue.SimpleQueue()
 connections = Connections(RemoteConfig(config=sys.argv[1]))
-handles = [SshHandle(Host(name), echo_start(), connections, events.put, lambda *_: None) for name in sys.argv[2:]]
+calls = calls_of(connections) if sys.argv[2] == "calls" else None
+handles = [handle(Host(name), echo_start(), connections, events.put, calls) for name in sys.argv[3:]]
 
 
 def tell():

@@ -1,0 +1,170 @@
+"""Agents that connect to the launcher once they were started over SSH: their logins end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ddplaunch.protocol.launcher_agent import Notice, SweepNode
+from ddplaunch.transport.handle import ChannelClosed
+from tests.support.connecting import calls_of, connecting
+from tests.support.nodes import NodeOptions
+from tests.support.processes import wait_until
+from tests.support.ssh_jobs import job, pid_on
+
+pytestmark = pytest.mark.ssh
+
+MOST_THREADS = 64
+
+
+def logins(lab: Any) -> int:
+    """Processes of logins."""
+    return sum(len(node.sshd_pids()) - 1 for node in lab.nodes)
+
+
+def test_the_logins_end_and_records_go_both_ways(make_lab) -> None:
+    lab = make_lab(2)
+    with connecting(lab, calls=True) as them:
+        them.start(env={"ECHO_ERRORS": "first second"})
+        connected, failures = them.settle()
+        assert (len(connected), failures, them.not_called) == (2, [], [])
+        wait_until(lambda: logins(lab) == 0)
+        for handle in them.handles.values():
+            for number in range(50):
+                handle.send(SweepNode(str(number) * 20_000, ()))
+            handle.end_input()
+        assert len(them.wait_for(ChannelClosed, 2)) == 2
+        for name, handle in them.handles.items():
+            lengths = [int(text.split()[0]) for text in them.texts(name) if "bytes" in text]
+            assert [nbytes - nbytes % 20_000 for nbytes in lengths] == [20_000] * 10 + [40_000] * 40
+            assert [text for text in them.texts(name) if text.startswith(name)] == [f"{name}: first", f"{name}: second"]
+            assert handle.close() == 7
+        wait_until(lambda: lab.leftovers() == {})
+
+
+def test_the_secret_is_in_no_environment_and_no_command_line(make_lab) -> None:
+    lab = make_lab(1)
+    with connecting(lab, calls=True) as them:
+        them.start()
+        them.settle()
+        assert them.calls
+        secret = them.calls._server.secret.encode()
+        for pid in lab["node1"].pids():
+            for name in ("environ", "cmdline"):
+                assert secret not in Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+@pytest.mark.parametrize("victim", ["ddplaunch relay", "DDPLAUNCH_START"])
+def test_agent_and_relay_end_with_each_other(make_lab, victim: str) -> None:
+    lab = make_lab(2)
+    with connecting(lab, calls=True) as them:
+        them.start()
+        them.settle()
+        os.kill(pid_on(lab["node1"], victim), signal.SIGKILL)
+        them.wait_for(ChannelClosed)
+        wait_until(lambda: not lab["node1"].pids())
+        them.handles["node2"].send(SweepNode("still there", ()))
+        them.wait_for(Notice, 2, host="node2")
+        assert them.handles["node1"].close() is None
+
+
+def test_a_node_that_cannot_reach_the_launcher_stays_connected_over_ssh(make_lab) -> None:
+    lab = make_lab(1)
+    with connecting(lab) as them:
+        them.calls = calls_of(them.connections, local_addr="127.0.0.1")  # On the node, that is the node itself.
+        port = them.calls._server.port
+        them.start()
+        connected, _ = them.settle()
+        assert len(connected) == 1
+        why = f"node1: it cannot connect to the launcher at 127.0.0.1:{port} (Connection refused)"
+        assert them.not_called == [why]
+        assert logins(lab) > 0
+        them.handles["node1"].send(SweepNode("x", ()))
+        them.wait_for(Notice, 2)
+        assert them.handles["node1"].close() == 7
+
+
+def test_another_program_that_answers_is_not_the_launcher(make_lab) -> None:
+    """Its certificate is another one: the node says nothing to it."""
+    lab = make_lab(1)
+    with connecting(lab, calls=True) as them:
+        assert them.calls
+        other = calls_of(them.connections)
+        them.calls._given["port"] = other._server.port
+        them.start()
+        them.settle()
+        (why,) = them.not_called
+        assert "certificate verify failed" in why
+        other.close()
+
+
+@pytest.mark.parametrize("answer", ["b true", "b false", ""])
+def test_a_login_that_systemd_would_end_with_all_its_processes_stays(make_lab, tmp_path: Path, answer: str) -> None:
+    """busctl and the control group of the login are of this test: there is no systemd here."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "busctl").write_text(f"#!/bin/sh\necho {answer}\n")
+    (folder / "busctl").chmod(stat.S_IRWXU)
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import ddplaunch.features.remote.calling as calling\ncalling.CGROUP = {str(tmp_path / 'cgroup')!r}\n"
+    )
+    (tmp_path / "cgroup").write_text("0::/user.slice/user-0.slice/session-3.scope\n")
+    lab = make_lab(1, node1=NodeOptions(home={".bashrc": f"PATH={folder}:$PATH"}))
+    with connecting(lab, calls=True) as them:
+        root = Path(__file__).parents[2]
+        them.start(env={"PYTHONPATH": f"{root}:{tmp_path}"})
+        connected, _ = them.settle()
+        assert len(connected) == 1
+        assert len(them.not_called) == (answer == "b true")
+        assert all("KillUserProcesses=yes" in why for why in them.not_called)
+
+
+def test_the_launcher_of_many_hosts_has_few_threads(make_lab, tmp_path: Path) -> None:
+    lab = make_lab(20)
+    end = tmp_path / "end"
+    wait = f"until [ -e {end} ]; do sleep 0.1; done; echo over"
+    running = job(lab, "--nproc-per-node", "1", "--no-python", "sh", "-c", f"echo began; {wait}")
+    launcher, most = psutil.Process(running.pid), 0
+
+    def all_began() -> bool:
+        nonlocal most
+        most = max(most, launcher.num_threads())
+        return running.lines.count("[node20:19] began") == 1 and len(running.lines) == 20
+
+    wait_until(all_began, 60)
+    assert most <= MOST_THREADS
+    wait_until(lambda: logins(lab) == 0)
+    assert launcher.num_threads() < 24
+    end.touch()
+    finished = running.finish()
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count("over") == 20
+
+
+def test_the_loss_of_one_of_many_hosts_is_told_at_once_and_nothing_is_left(make_lab) -> None:
+    lab = make_lab(17)
+    running = job(lab, "--nproc-per-node", "1", "--no-python", "sh", "-c", "echo began; sleep 1000")
+    running.wait_for("began", 17)
+    os.kill(pid_on(lab["node5"], "ddplaunch relay"), signal.SIGKILL)
+    finished = running.finish()
+    assert finished.returncode == 84, finished.err
+    assert "node5" in finished.err
+    assert lab.leftovers() == {}
+
+
+def test_behind_a_jump_host_nodes_stay_connected_over_ssh_and_that_is_told_once(make_lab) -> None:
+    """They see the address of the jump host, where nobody listens."""
+    lab = make_lab(18)
+    jumps = "Host *\n  ProxyJump node1\n"
+    lab.ssh_config.write_text(f"{lab.config_of(lab['node1'])}{jumps}{lab.ssh_config.read_text()}")
+    names = ",".join(node.name for node in lab.nodes[1:])
+    finished = job(lab, "--nproc-per-node", "1", "--no-python", "sh", "-c", "echo began", hosts=names).finish()
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count("began") == 17
+    assert finished.err.count(f"cannot connect to the launcher at {lab['node1'].address}") == 1
