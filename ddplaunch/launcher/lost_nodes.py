@@ -115,7 +115,7 @@ time        who waits for what                    then                          
 2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepNode`` and answers with ``AgentEnded``. The node
     is SWEEPING until the channel of that agent closes, for at most 20 s, and then LOST.
 3.  A spare takes its position, or the world shrinks. If fewer than MIN nodes are left, also after a spare that cannot
-    be used, the run ends: ``Shutdown.fail`` sends ``StopWorkers``.
+    be used, the run ends: ``Shutdown.fail`` sends ``StopWorkers``, before any node hears of the loss by step 4.
 4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that does,
     for the ``Coordinator``. That sends ``StopRound`` to the agents of the round. They stop their workers, send
     ``WorkersEnded``, and get a ``RoundVerdict``. If an attempt follows, they send ``NodeJoined``, and once all
@@ -304,23 +304,25 @@ class LostNodes:
         self._report(self._attempts.remove_node(node.index))
 
     def _continue_or_fail(self, node: Node, reason: str, hint: str) -> None:
-        was_ending = self.run_is_ending
-        if not was_ending and self._participants.can_continue_without(node):
+        if not self.run_is_ending and self._participants.can_continue_without(node):
             self._show(f"{reason}; the job can go on without it", Level.ALWAYS)
             self._participants.continue_without(node)
             return
-        self._participants.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
         elif self._config.one_launcher_leads and (self._shutdown.others_stop or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
-        elif was_ending or not self._config.one_launcher_leads:
-            raise LaunchError(reason, hint, NODE_LOST)
-        else:
-            from ddplaunch.rounds.verdicts import why_too_few_nodes
+        else:  # The order to stop goes first: a node that only knew of the loss could begin an attempt with too few.
+            self._shutdown.fail(self._error_of_loss(node, reason, hint))
+        self._participants.remove(node)
 
-            too_few = why_too_few_nodes(*self._participants.remaining_and_needed())
-            raise LaunchError(f"{reason}; {too_few}", hint or _NO_SPARE_HINT, NODE_LOST)
+    def _error_of_loss(self, node: Node, reason: str, hint: str) -> LaunchError:
+        if self.run_is_ending or not self._config.one_launcher_leads:
+            return LaunchError(reason, hint, NODE_LOST)
+        from ddplaunch.rounds.verdicts import why_too_few_nodes
+
+        too_few = why_too_few_nodes(*self._participants.remaining_and_needed([node]))
+        return LaunchError(f"{reason}; {too_few}", hint or _NO_SPARE_HINT, NODE_LOST)
 
     def on_needs_rendezvous(self, node: Node, event: NeedsRendezvous) -> None:
         """``node`` has lost the rendezvous: the nodes start another one, without ``node`` if it alone loses them all.

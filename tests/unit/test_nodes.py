@@ -191,6 +191,21 @@ def test_which_nodes_take_part() -> None:
     golden.check_pages("nodes", story)
 
 
+def test_a_job_that_needs_a_lost_node_is_stopped_before_its_nodes_hear_of_the_loss() -> None:
+    """They could begin an attempt without it, before the order to stop comes."""
+    job = Job("2:2 a b")
+    job.connect("a", "b")
+    job.opens("a")
+    handle: Any = job._node("a").handle
+    seen: list[list[str]] = []
+    job.lost._shutdown.fail = lambda error: seen.append([*map(brief, handle.sent), error.message])
+    job.closes("b", "-9")
+    ((*sent, error),) = seen
+    assert error == "the agent on b was killed by SIGKILL; no further attempt: 1 node is left, and 2 are needed"
+    assert [brief(record) for record in handle.sent][: len(sent)] == sent
+    assert len(handle.sent) == len(sent) + 1, "AssignNodes without b"
+
+
 def test_all_nodes_are_ready_once() -> None:
     participants = Job("2:2 a b").participants
     first, second = participants.nodes.all
