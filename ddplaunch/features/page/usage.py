@@ -167,8 +167,7 @@ def _extremes(values: list[Any]) -> tuple[float, float, float] | None:
 
 
 def _is_value(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and -_HUGE < value < _HUGE  # type: ignore[operator]
+    return type(value) in (int, float) and -_HUGE < value < _HUGE  # type: ignore[operator]
 
 
 @dataclass
@@ -227,10 +226,11 @@ def _tell_apart(nodes: Sequence[_Node]) -> None:
 def _one_of_each_step(whole: Span, steps: int) -> Callable[[bytes], bool]:
     """Returns a function: is this line the first sample of its step, or no sample? Lines are not decoded for it."""
     begun: set[int] = set()
+    start, steps_per_s = whole.start, steps / max(whole.length, 1e-3)
 
     def is_wanted(text: bytes) -> bool:
         found = _TIME.match(text)
-        step = int((float(found[1]) - whole.start) * steps / max(whole.length, 1e-3)) if found else -1
+        step = int((float(found[1]) - start) * steps_per_s) if found else -1
         is_new = step not in begun or not found
         begun.add(step)
         return is_new
