@@ -150,7 +150,7 @@ def _without_effect(options: Mapping[str, Any], max_nodes: int) -> list[str]:
     warnings, node_rank = [], options["node_rank"]
     if options["interface"] and max_nodes == 1 and not options["dry_run"]:
         warnings.append("--interface has an effect only with several nodes")
-    if node_rank and int(node_rank) >= max_nodes and not options["standalone"]:
+    if node_rank and not options["standalone"] and int(node_rank) >= max_nodes:  # A number: ``check`` has looked.
         last = f"the last of {max_nodes} nodes is {max_nodes - 1}, and this one is numbered by arrival"
         reason = "the job has one node (--nnodes N makes it larger)" if max_nodes == 1 else last
         warnings.append(f"--node-rank {node_rank} has no effect: {reason}")
