@@ -24,6 +24,9 @@ COMING_BACK = "Leaving a run and coming back"
 EXISTING_RUNS = "Existing runs (yours, here and on --hosts)"
 """Headings of the help page."""
 
+GROUPS = ("", "workers", "output", "timeouts", "remote")
+"""The groups of LaunchConfig whose fields options set; "" are its own fields."""
+
 
 class Condition:
     """What a run must be like, so that an option has an effect.
@@ -52,6 +55,14 @@ LOGS = Condition("with log files, and --log-dir /dev/null keeps none", lambda co
 PYTHON = Condition("without --no-python", lambda config: config.entry != "program")
 HOSTS = Condition("with --hosts or --hostfile", lambda config: config.dry_run or bool(config.hosts))
 SSH = Condition("over SSH, with --hosts or --hostfile", lambda config: config.dry_run or config.transport == "ssh")
+
+
+def _check_sets(names: str, sets: str, only: tuple[Condition, ...]) -> None:
+    """Raise ValueError as ``Option`` does."""
+    if only and not sets:
+        raise ValueError(f"{names}: an option with `only` needs `sets`, the field by which it is seen to be given")
+    if sets.rpartition(".")[0] not in GROUPS:
+        raise ValueError(f"{names}: no option sets {sets}, only fields of {', '.join(GROUPS[1:])} or of none of these")
 
 
 class Option:
@@ -87,7 +98,8 @@ class Option:
             one with ``of`` below that command's.
 
     Raises:
-        ValueError: it has ``only`` without ``sets``: whether such an option is given, nobody could tell.
+        ValueError: it has ``only`` without ``sets``: whether such an option is given, nobody could tell. Or the field
+            that it ``sets`` is in none of ``GROUPS``: it would never be set.
     """
 
     def __init__(
@@ -115,8 +127,7 @@ class Option:
         heading: str = "",
         after: str = "",
     ) -> None:
-        if only and not sets:
-            raise ValueError(f"{names}: an option with `only` needs `sets`, the field by which it is seen to be given")
+        _check_sets(names, sets, only)
         self.names = names
         self.long_name = names.split()[-1]
         self.name = self.long_name.removeprefix("--").replace("-", "_")

@@ -18,7 +18,7 @@ from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
 from ddplaunch.config import LINE_PREFIX, Entry, LaunchConfig, OutputConfig, RemoteConfig, WorkerConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.rows import SSH
+from ddplaunch.rows import GROUPS, SSH
 from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport import transports
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from ddplaunch.cli.rendezvous_options import RdzvConf
-
-_GROUPS = ("", "workers", "output", "timeouts", "remote")
 
 
 @dataclass(frozen=True)
@@ -188,7 +186,7 @@ def _entry(options: Mapping[str, Any]) -> Entry:
 
 
 def read(
-    options: Mapping[str, Any], environ: Mapping[str, str], groups: Collection[str] = _GROUPS
+    options: Mapping[str, Any], environ: Mapping[str, str], groups: Collection[str] = GROUPS
 ) -> dict[str, dict[str, Any]]:
     """The fields that the options set, by group and name; those of LaunchConfig itself are in the group "".
 

@@ -163,3 +163,8 @@ def test_an_option_that_has_an_effect_is_accepted() -> None:
 def test_a_row_with_conditions_that_sets_no_field_is_refused_when_it_is_made() -> None:
     with pytest.raises(ValueError, match="--lr: an option with `only` needs `sets`"):
         flag("--lr", "Learn.", only=(DRY_RUN,))
+
+
+def test_a_row_that_sets_a_field_of_another_group_is_refused_when_it_is_made() -> None:
+    with pytest.raises(ValueError, match=r"--lr: no option sets rendezvous\.port"):
+        flag("--lr", "Learn.", sets="rendezvous.port")
