@@ -34,6 +34,9 @@ from ddplaunch.protocol.results import Round, RoundEnd, RoundVerdict, Workers
 class NodeJoined:
     """Node to coordinator, before every round: the node can start ``local_world_size`` workers.
 
+    Sent again if ``departs`` changes before RoundFormed or a verdict has come. The coordinator ignores it if it has
+    formed the round meanwhile: the next one says it.
+
     Attributes:
         server_address: address at which it connected to the node that serves the rendezvous.
         attempt: the lowest round number that this node has not used in any rendezvous.

@@ -112,7 +112,7 @@ class Coordinator:
     def receive(self, record: object) -> list[Outgoing]:
         """Process one record of a node and return the records to send."""
         match record:
-            case NodeJoined():
+            case NodeJoined(node_index=index) if index not in self._running:
                 return self._on_joined(record)
             case WorkersStoreListens(node_index=index, attempt=attempt) if self._awaits_store(index, attempt):
                 return self._start(record)

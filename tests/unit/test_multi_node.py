@@ -16,7 +16,14 @@ from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.first_failure import KILLED_HINT
-from ddplaunch.protocol.launcher_agent import AttemptEnded, FirstRoundFormed, JoinRendezvous, Notice, RunIdAgreed
+from ddplaunch.protocol.launcher_agent import (
+    AttemptEnded,
+    FirstRoundFormed,
+    JoinRendezvous,
+    NodeDeparts,
+    Notice,
+    RunIdAgreed,
+)
 from ddplaunch.protocol.rendezvous import (
     MemberSpec,
     NodeCannotJoin,
@@ -227,6 +234,21 @@ def test_a_clock_is_compared_but_for_the_time_of_records_on_the_way(
     monkeypatch.setattr(time, "time", lambda: next(times))
     assert node.rendezvous.next_round()
     assert node.rendezvous.clock_ahead_s == (ahead_s - delay_s, ahead_s + delay_s)
+
+
+def test_a_node_that_joins_again_too_late_for_the_round_takes_no_clock_for_wrong(
+    new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = new_node(spec, {**JOINS, NodeJoined: []})
+    client = node.rendezvous._connect()
+    assert client
+    now_s = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    node.rendezvous._join(client)
+    now_s = 1300.0
+    node.rendezvous.handle_event(NodeDeparts("SLURM drains it"))
+    client._handle(RoundFormed(ROUND, joined_time_s=1001.0, time_s=1299.0))  # Sent before the second NodeJoined came.
+    assert node.rendezvous.clock_ahead_s == (-1.0, 1.0)
 
 
 def waited_s(new_node: NewNode, spec: AgentSpec, *said: object, **config: float) -> float:

@@ -190,8 +190,10 @@ class RendezvousClient:
         """Join the next round; the parameters are as in NodeJoined. ``formed`` and ``verdict`` are then its own."""
         if not self.ready:
             return
+        if self.formed or self.verdict or not self._joined_time_s:  # Else it is said again, and may come too late.
+            self._joined_time_s = time.time()
         self.formed = self.verdict = None
-        self._joined_time_s, self._departs = time.time(), departs
+        self._departs = departs
         index, address = self.ready.node_index, self.ready.server_address
         self.send(NodeJoined(index, self._host, local_world_size, address, attempt, departs, restart_count))
 
