@@ -293,9 +293,10 @@ class LostNodes:
 
     def on_lost(self, node: Node, reason: str, hint: str = "") -> None:
         """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
-        self._participants.nodes.sweep(node)
-        node.loss = "" if self.run_is_ending else reason
-        self._note("node_lost", reason, node=node.index)
+        if not node.state.is_lost:  # Else an earlier call has ended with an error.
+            self._participants.nodes.sweep(node)
+            node.loss = "" if self.run_is_ending else reason
+            self._note("node_lost", reason, node=node.index)
         if node.index in self._participants.indices:
             try:
                 self._continue_or_fail(node, reason, hint)

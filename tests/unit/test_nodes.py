@@ -308,3 +308,17 @@ def test_the_first_report_of_another_node_that_the_launcher_cannot_handle_is_sho
         (f"{ignored} cannot be handled: IndexError: tuple index out of range", Level.NORMAL),
         (f"{ignored} cannot be handled: IndexError: again", Level.VERBOSE),
     ]
+
+
+def test_an_error_while_a_loss_is_handled_begins_no_second_sweep_and_the_node_takes_part_no_longer() -> None:
+    job = Job("1:1 a")
+    job.lost._config = launch_config(script="x.py", dry_run=True)
+    job.lost._shutdown.on_bug = lambda told: setattr(job.lost._shutdown, "others_stop", bool(told))  # type: ignore[method-assign]
+    node, note = job._node("a"), job.lost._note
+    job.lost._note = lambda *_, **_named: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        job.closes("a", "-9")
+    sweeper, job.lost._note = node.sweeper, note
+    job.lost.on_bad_record(node, ChannelClosed(), ZeroDivisionError("division by zero"))
+    assert node.sweeper is sweeper is not None
+    assert job.participants.indices == []
