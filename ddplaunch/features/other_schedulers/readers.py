@@ -18,7 +18,7 @@ from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.schedulers.info import IGNORE_HINT, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.system.limits import NO_ROOM_HINT
-from ddplaunch.text import quote
+from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -161,7 +161,10 @@ mpich = partial(
 
 
 def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
-    """The script of a job, which starts all nodes over SSH."""
+    """The script of a job, which starts all nodes over SSH; or the second or a later task of blaunch.
+
+    The script may have the number of the first task, 1, so that one acts as the script: only the others can be told.
+    """
     if environ.get("LSF_PM_TASKID", "1") != "1":
         return _started_without_facts(environ, "LSF", "blaunch")
     text, hostfile = environ.get("LSB_MCPU_HOSTS", ""), environ.get("LSB_DJOB_HOSTFILE")
@@ -174,7 +177,7 @@ def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
     if len(names) > 1 and words[1] == "1" and _is_for_scripts(names[0]):
         del names[0]
     hosts = tuple(host for name in dict.fromkeys(names) for host in parse_entry(name, "LSB_MCPU_HOSTS"))
-    named = f"{len(hosts)} hosts ({_folded(names)})" if hosts else f"hosts in {hostfile}"
+    named = f"{plural(len(hosts), 'host')} ({_folded(names)})" if hosts else f"hosts in {hostfile}"
     return SchedulerInfo(
         name="LSF",
         kind="allocation",

@@ -37,7 +37,7 @@ SCHEDULERS = (
         layer="mpi",
         variables=("PMI_RANK", "MPI_LOCALRANKID"),  # srun --mpi=pmi2 sets PMI_RANK too.
         reader=f"{_READERS}:mpich",
-        own_variables=("PMI_*",),
+        own_variables=("PMI_*", "MPI_LOCAL*"),
         ranks=("PMI_RANK",),
     ),
     SchedulerRow(
@@ -45,7 +45,7 @@ SCHEDULERS = (
         layer="job",
         variables=("LSB_JOBID",),
         reader=f"{_READERS}:lsf",
-        own_variables=("LSB_*",),
+        own_variables=("LSB_*", "LSF_*"),
         job=("LSB_JOBID", "LSB_JOBINDEX"),
     ),
     SchedulerRow(

@@ -66,12 +66,14 @@ def _few_devices(nodes: Sequence[NodePlan], specs: Sequence[AgentSpec]) -> Itera
         if node.workers and node.gpus is not None and per_worker and node.workers * per_worker > len(node.gpus):
             if spec.workers.virtual_local_rank and not node.gpus:
                 continue  # Each worker then gets the id LOCAL_RANK, as in torchrun.
-            needs = f"{node.workers} workers need {node.workers * per_worker} GPUs"
+            needed = plural(node.workers * per_worker, "GPU")
+            needs = f"{plural(node.workers, 'worker')} need{'s' * (node.workers == 1)} {needed}"
             yield f"the run will not start: on {node.host} {needs}, and {len(node.gpus)} can be used"
             return
         if spec.workers.gpus and node.workers and node.workers > len(spec.workers.gpus) and not per_worker:
             first = len(spec.workers.gpus)
-            yield f"on {node.host} {node.workers} workers see {first} GPUs: local rank {first} has no cuda:{first}"
+            few = f"{node.workers} workers see {plural(first, 'GPU')}"
+            yield f"on {node.host} {few}: local rank {first} has no cuda:{first}"
             return
 
 

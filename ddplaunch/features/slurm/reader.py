@@ -15,7 +15,7 @@ from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
 from ddplaunch.errors import UsageError
 from ddplaunch.features.schedulers.info import IGNORE_HINT, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import quote
+from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -248,7 +248,7 @@ def of_allocation(environ: Mapping[str, str]) -> SchedulerInfo | None:
         name="SLURM",
         kind="allocation",
         transport="srun",
-        description=f"{job}: {len(hosts)} nodes ({quote(fold(hosts), 60)}), not in a step of srun",
+        description=f"{job}: {plural(len(hosts), 'node')} ({quote(fold(hosts), 60)}), not in a step of srun",
         is_server=False,
         find_hosts=lambda: tuple(map(Host, hosts)),
         this_host=environ.get("SLURMD_NODENAME"),
