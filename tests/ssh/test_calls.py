@@ -168,3 +168,19 @@ def test_behind_a_jump_host_nodes_stay_connected_over_ssh_and_that_is_told_once(
     assert finished.returncode == 0, finished.err
     assert finished.out.count("began") == 17
     assert finished.err.count(f"cannot connect to the launcher at {lab['node1'].address}") == 1
+
+
+def site(folder: Path, text: str) -> dict[str, str]:
+    """Variables with which a node's Python runs ``text`` first."""
+    (folder / "sitecustomize.py").write_text(text)
+    return {"PYTHONPATH": f"{Path(__file__).parents[2]}:{folder}"}
+
+
+def test_a_node_whose_python_has_no_ssl_stays_connected_over_ssh(make_lab, tmp_path: Path) -> None:
+    lab = make_lab(1)
+    with connecting(lab, calls=True) as them:
+        them.start(env=site(tmp_path, "import sys; sys.modules['_ssl'] = None"))
+        connected, failures = them.settle()
+        assert (len(connected), failures) == (1, [])
+        (why,) = them.not_called
+        assert "_ssl" in why

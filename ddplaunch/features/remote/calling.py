@@ -71,10 +71,9 @@ def call(marker: bytes) -> str:
         with contextlib.ExitStack() as stack:
             try:
                 errors, records = [stack.enter_context(_connect(address, given, kind)) for kind in (ERRORS, RECORDS)]
-            except OSError as error:
-                why.append(
-                    f"it cannot connect to the launcher at {address}:{given['port']} ({error.strerror or error})"
-                )
+            except (OSError, ImportError) as error:  # A Python may lack the module ssl.
+                reason = getattr(error, "strerror", None) or error
+                why.append(f"it cannot connect to the launcher at {address}:{given['port']} ({reason})")
             else:
                 _become_agent(records, errors, marker)
                 return ""
