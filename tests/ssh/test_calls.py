@@ -11,8 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
+from ddplaunch.features.remote.calling import EXITED, RECORDS
+from ddplaunch.features.ssh import handle as handle_module
 from ddplaunch.protocol.launcher_agent import Notice, SweepNode
-from ddplaunch.transport.handle import ChannelClosed
+from ddplaunch.threads import in_thread
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed
 from tests.support.connecting import calls_of, connecting
 from tests.support.nodes import NodeOptions
 from tests.support.processes import wait_until
@@ -184,3 +187,69 @@ def test_a_node_whose_python_has_no_ssl_stays_connected_over_ssh(make_lab, tmp_p
         assert (len(connected), failures) == (1, [])
         (why,) = them.not_called
         assert "_ssl" in why
+
+
+def test_a_launcher_that_answers_too_late_serves_the_agent_over_ssh(
+    make_lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been stopped or busy for some seconds: the node has given up the connection that now arrives."""
+    lab = make_lab(1)
+    with connecting(lab, calls=True) as them:
+        assert them.calls
+        server = them.calls._server
+        let_in = server._on_hello
+
+        def let_in_late(stranger: Any, hello: str) -> None:
+            if hello.startswith(RECORDS):
+                wait_until(lambda: them.not_called)
+            let_in(stranger, hello)
+
+        monkeypatch.setattr(server, "_on_hello", let_in_late)
+        them.start(env=site(tmp_path, "import ddplaunch.features.remote.calling as calling; calling._TRY_S = 0.5"))
+        connected, _ = them.settle()
+        handle = them.handles["node1"]
+        for number in range(50):
+            handle.send(SweepNode(str(number), ()))
+        them.wait_for(Notice, 51)
+        assert handle.close() == 7
+        them.wait_for(ChannelClosed)
+        assert len(connected) == len(them.of(AgentConnected)) == len(them.of(ChannelClosed)) == 1
+
+
+def test_an_agent_that_fails_before_its_facts_is_told_of_at_once(make_lab, tmp_path: Path) -> None:
+    """It has connected, and its login has ended already."""
+    lab = make_lab(1)
+    exits = "import ddplaunch.version as v, os, json; dumps = json.dumps\n"
+    exits += "json.dumps = lambda body: dumps(body) if 'has_called' in body else os.write(2, b'Oh!\\n') and os._exit(3)"
+    with connecting(lab, calls=True) as them:
+        them.start(env=site(tmp_path, exits))
+        _, (failure,) = them.settle()
+        assert "Oh!" in failure.message
+
+
+def test_only_an_exit_code_is_read_as_one(make_lab, capfd: pytest.CaptureFixture[str]) -> None:
+    lab = make_lab(1)
+    with connecting(lab, calls=True) as them:
+        them.start()
+        them.settle()
+        handle = them.handles["node1"]
+        for code in ("x", "", "-9", "9" * 5000, "\u0661"):
+            handle._io.call(lambda code=code: handle._on_error_line(EXITED + code))
+        assert handle.close() == 7
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_without_room_for_a_thread_a_node_that_stays_connected_over_ssh_fails(
+    make_lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_no_thread(name: str, work: Any) -> None:
+        if name.startswith("from"):
+            raise RuntimeError("can't start new thread")
+        in_thread(name, work)
+
+    monkeypatch.setattr(handle_module, "in_thread", in_no_thread)
+    lab = make_lab(1)
+    with connecting(lab) as them:
+        them.start()
+        connected, (failure,) = them.settle()
+        assert (len(connected), "no room for a thread" in failure.message) == (0, True)

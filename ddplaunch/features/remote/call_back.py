@@ -144,7 +144,7 @@ class CallBackHandle(AgentHandle):
 
     def _on_start_data(self, data: bytes) -> None:
         self._start_data += data
-        while b"\n" in self._start_data and not self.is_connected:
+        while b"\n" in self._start_data and not (self.is_connected or self.is_over):
             line, _, self._start_data = self._start_data.partition(b"\n")
             self.on_printed(line.decode("utf-8", "surrogateescape").rstrip())
         if self.is_connected:

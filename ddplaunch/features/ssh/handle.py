@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import remote_start
 from ddplaunch.features.remote.call_back import CallBackHandle
 from ddplaunch.features.remote.calling import CONTINUE, END_INPUT, EXITED, KILL
+from ddplaunch.features.ssh.agent_stream import BUFFER_BYTES, AgentStream, send_all
 from ddplaunch.features.ssh.calls import HINT, Calls
 from ddplaunch.features.ssh.config import ConnectFailed
 from ddplaunch.features.ssh.connections import MAX_LOGINS, Connections
@@ -42,67 +44,6 @@ if TYPE_CHECKING:
     from ddplaunch.features.remote.io_thread import Connection
     from ddplaunch.features.remote.remote_start import RemoteStart
     from ddplaunch.transport.handle import NodeFacts, Post, Purpose, WriteOutput
-
-BUFFER_BYTES = 1 << 16
-
-_POLL_S = 1.0
-"""Seconds between the checks for stderr, in the thread that reads stdout."""
-
-_MAX_STDERR_LINE_BYTES = 4096
-
-
-class AgentStream(io.RawIOBase):
-    """An agent's stdout as a readable stream; the reading thread passes each line of stderr to ``on_stderr_line``."""
-
-    def __init__(self, channel: paramiko.Channel, on_stderr_line: Callable[[str], object]) -> None:
-        channel.settimeout(_POLL_S)
-        self.on_stderr_line = on_stderr_line
-        self._channel = channel
-        self._half_line = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        while True:
-            try:
-                data = self._channel.recv(len(buffer))
-            except TimeoutError:
-                self.read_stderr()
-                continue
-            self.read_stderr()
-            buffer[: len(data)] = data
-            return len(data)
-
-    def read_stderr(self) -> None:
-        """Read what has arrived of stderr. Unread output would block the agent: both streams share one window."""
-        while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(BUFFER_BYTES)):
-            *lines, rest = (self._half_line + data).split(b"\n")
-            for line in lines:
-                self.on_stderr_line(line.decode("utf-8", "replace").rstrip())
-            self._half_line = rest[-_MAX_STDERR_LINE_BYTES:]
-
-    def exit_code(self, timeout_s: float) -> int | None:
-        """Wait for the exit code, which arrives after the end of stdout; None after a signal."""
-        self._channel.status_event.wait(max(0.0, timeout_s))
-        self.read_stderr()
-        code = self._channel.recv_exit_status() if self._channel.exit_status_ready() else -1
-        return code if code >= 0 else None
-
-
-def send_all(channel: paramiko.Channel, data: bytes) -> None:
-    """Send to the remote process's stdin; blocks while the process does not read.
-
-    Raises:
-        OSError: the channel is closed.
-    """
-    while data:
-        with contextlib.suppress(TimeoutError):  # The timeout set for reading does not apply to writing.
-            sent = channel.send(data[:BUFFER_BYTES])
-            if not sent:
-                raise OSError("the channel is closed")
-            data = data[sent:]
-
 
 _CALLS_ABOVE = 16
 """Hosts: agents on more than so many connect to the launcher, since each login that is open takes three threads."""
@@ -146,6 +87,7 @@ class SshHandle(CallBackHandle):
         self._login: paramiko.Transport | None = None
         self._stream: AgentStream | None = None
         """The agent's stdout, if its channel is the login."""
+        self._has_called = False
         self._pid = 0
         self._exit_code: int | None = None
         self._is_closed = False
@@ -232,7 +174,7 @@ class SshHandle(CallBackHandle):
             raise self._not_started(is_late.is_set(), reason) from None
         if facts.has_called:
             self._close_login()
-            self._io.call(lambda: self._io.at(deadline, self._on_late))
+            self._io.call(lambda: self._on_called(deadline))
             return
         failure = remote_start.check_facts(self.host, facts, self.start, tuple(self._printed))
         if failure:
@@ -244,12 +186,40 @@ class SshHandle(CallBackHandle):
     def _serve_over(
         self, channel: paramiko.Channel, stream: AgentStream, reader: io.BufferedReader[AgentStream], facts: NodeFacts
     ) -> None:
+        """Raises RuntimeError: no room for two threads."""
         self._pid, self._stream = facts.pid, stream
-        self.is_connected = True
         stream.on_stderr_line = lambda line: self._post(Notice(f"{self.host}: {line}"))
-        self._post_connected(self.host, facts)
-        in_thread(f"from {self.host}", lambda: self._receive(reader))
         in_thread(f"to {self.host}", lambda: self._send_records(channel))
+        in_thread(f"from {self.host}", lambda: self._receive(reader, facts))
+
+    # The thread of ``io``. The login decides whether it serves the agent: a node that has waited too long for the
+    # launcher's answer has given up a connection that may arrive here all the same.
+
+    def on_records_connected(self, connection: Connection) -> None:
+        if self._stream:
+            connection.close()
+        else:
+            super().on_records_connected(connection)
+
+    def _on_closed(self) -> None:
+        if self._stream:
+            return
+        if self.is_connected or self._has_called:
+            super()._on_closed()
+        else:
+            self._records = None
+
+    def _send_queued(self) -> None:
+        if not self._stream:
+            super()._send_queued()
+
+    def _on_called(self, deadline: float) -> None:
+        """The agent has connected, and its login has ended."""
+        self._has_called = True
+        if self._records:
+            self._io.at(deadline, self._on_late)
+        else:
+            super()._on_closed()
 
     def _on_late(self) -> None:
         """The agent has had its time to start, also if it has connected."""
@@ -257,8 +227,8 @@ class SshHandle(CallBackHandle):
 
     def _on_error_line(self, line: str) -> None:
         if line.startswith(EXITED):
-            code = int(line.removeprefix(EXITED))
-            self._exit_code = code if code >= 0 else None
+            code = line.removeprefix(EXITED)
+            self._exit_code = int(code) if re.fullmatch("[0-9]{1,3}", code) else None
         else:
             super()._on_error_line(line)
 
@@ -285,7 +255,9 @@ class SshHandle(CallBackHandle):
 
     # The thread that reads.
 
-    def _receive(self, reader: io.BufferedReader[AgentStream]) -> None:
+    def _receive(self, reader: io.BufferedReader[AgentStream], facts: NodeFacts) -> None:
+        self.is_connected = True
+        self._post_connected(self.host, facts)
         if not self._deliver_records(reader):
             self._close_login()
         reader.raw.read_stderr()
