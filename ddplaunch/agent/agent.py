@@ -93,9 +93,7 @@ class Agent(NodeServices):
         self._why_stopped_alone: str | None = None
         self._kill_deadline = NEVER
         self._unkillable_pids: tuple[int, ...] = ()
-        self.worker_socket = LocalServer(
-            "worker socket", lambda connection: any(part.on_connection(connection) for part in self._parts)
-        )
+        self.worker_socket = LocalServer("worker socket", lambda found: parts.on_connection(self._parts, found))
         self._parts = parts.load(self)
 
     def _choose_rendezvous(self) -> Rendezvous:

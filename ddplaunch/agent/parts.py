@@ -38,7 +38,7 @@ class NodeServices:
         placement: the devices and CPUs of the workers.
         forkserver: starts the workers.
         rendezvous: the rounds of the run.
-        worker_socket: what features run in a worker connects to it.
+        worker_socket: what features run in a worker connects to it, and the part of that feature takes the connection.
         begun: what features have begun ahead, by name of the feature, see ``begin``.
         outbox: sends records to the launcher.
         post: has the main thread call a function, or posts an event for all parts; any thread may call it.
@@ -70,6 +70,9 @@ class Part:
 
     But ``on_attempt`` keeps the group: a part that defines it, and uses ``_group``, calls ``super().on_attempt``.
     """
+
+    feature = ""
+    """Name of its feature; set by ``load``."""
 
     has_failed = False
     """An unexpected error was raised by ``run_due`` or ``on_event``: they are not called again."""
@@ -115,7 +118,10 @@ class Part:
         return False
 
     def on_connection(self, connection: Connection) -> bool:
-        """Take a connection to the socket for workers if it is for this part. In another thread. Returns whether."""
+        """Take a connection that a worker has opened for this feature (``worker.parts.connect``). In another thread.
+
+        Returns whether; else it is closed. Any process of the user may connect and send anything.
+        """
         return False
 
     def on_worker_exited(self, worker: Worker) -> None:
@@ -163,12 +169,29 @@ def begin(spec: AgentSpec, post: Callable[[object], None]) -> dict[str, Any]:
     That is what ``begin(spec, post)`` of their modules ``agent`` returns; ``post`` is as in NodeServices.
     """
     modules = [module for module in features.modules("agent") if hasattr(module, "begin")]
-    return {module.__name__.split(".")[-2]: module.begin(spec, post) for module in modules}
+    return {_feature_of(module): module.begin(spec, post) for module in modules}
 
 
 def load(node: NodeServices) -> tuple[Part, ...]:
     """All parts of an agent. A feature that only begins something ahead has none."""
-    return tuple(module.part(node) for module in features.modules("agent") if hasattr(module, "part"))
+    return tuple(_part(module, node) for module in features.modules("agent") if hasattr(module, "part"))
+
+
+def _part(module: Any, node: NodeServices) -> Part:
+    part: Part = module.part(node)
+    part.feature = _feature_of(module)
+    return part
+
+
+def _feature_of(module: Any) -> str:
+    name: str = module.__name__.split(".")[-2]
+    return name
+
+
+def on_connection(parts: Sequence[Part], connection: Connection) -> bool:
+    """Offer a connection of a worker to the part of the feature that it is for. Returns whether that has taken it."""
+    name = features.of_worker_address(connection.address)
+    return any(part.on_connection(connection) for part in parts if part.feature == name)
 
 
 def run_due(parts: Sequence[Part], now: float) -> float:

@@ -7,6 +7,7 @@ that it needs. Only what runs in a worker, or prepares one (``warm``, ``dry_run`
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 Config = TypeVar("Config")
+_ADDRESS = "\0ddplaunch"
 
 
 class Feature(NamedTuple):
@@ -163,6 +165,20 @@ def modules_with_text(module: str, texts: Mapping[str, str]) -> Iterator[tuple[A
 def text_variable(name: str) -> str:
     """The environment variable with the agent's text for the part of feature ``name`` in a worker."""
     return f"DDPLAUNCH_FEATURE_{name.upper()}"
+
+
+def worker_address(name: str) -> bytes:
+    """An address in Linux's abstract namespace (unix(7)) for a worker's connection to its agent, for feature ``name``.
+
+    No other connection has it.
+    """
+    return f"{_ADDRESS}.{name}.{os.urandom(8).hex()}".encode()
+
+
+def of_worker_address(address: bytes) -> str:
+    """The name of the feature for which a worker has connected; empty if the address is not as ``worker_address``."""
+    begin, _, name = address.rpartition(b".")[0].decode("ascii", "replace").partition(".")
+    return name if begin == _ADDRESS else ""
 
 
 def _before_run(config: object, function: str) -> Iterator[tuple[str, Any]]:

@@ -29,12 +29,12 @@ class Connection(NamedTuple):
     Attributes:
         socket: who takes the connection closes it.
         pid: the process. The kernel tells it (SO_PEERCRED), so it cannot be forged.
-        is_bound: the process has given its socket an address: that tells one purpose from another.
+        address: what the process has bound its end to in Linux's abstract namespace; empty: nothing.
     """
 
     socket: socket.socket
     pid: int
-    is_bound: bool
+    address: bytes
 
 
 class LocalServer:
@@ -94,16 +94,17 @@ class LocalServer:
                     time.sleep(_PAUSE_S)
                     continue
                 try:
-                    is_taken = self._hand_over(accepted, is_bound=bool(address))
+                    is_taken = self._hand_over(accepted, address)
                 except Exception:  # A bug: the connections of others must be accepted all the same.
                     is_taken = False
                     traceback.print_exc()
                 if not is_taken:
                     accepted.close()
 
-    def _hand_over(self, accepted: socket.socket, *, is_bound: bool) -> bool:
+    def _hand_over(self, accepted: socket.socket, address: object) -> bool:
         pid, uid = linux.peer_credentials(accepted)
-        return uid == os.geteuid() and self._take(Connection(accepted, pid, is_bound))
+        abstract = address if isinstance(address, bytes) else b""  # A text is the path of a file, or empty.
+        return uid == os.geteuid() and self._take(Connection(accepted, pid, abstract))
 
     def close(self) -> None:
         """Accept no more; connections that were taken stay open."""

@@ -6,12 +6,14 @@ and by the forkserver. It must import little: a worker starts with it.
 
 from __future__ import annotations
 
+import contextlib
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, MutableMapping
 
 
@@ -38,6 +40,25 @@ class WorkerPart:
 
     def on_error_shown(self, error: BaseException) -> None:
         """The traceback of ``error`` has been printed; this process ends next."""
+
+
+def connect(socket_name: str, feature: str) -> socket.socket:
+    """Connect to the agent's socket for workers; the part of ``feature`` in the agent takes the connection.
+
+    ``socket_name``: what ``open`` of ``NodeServices.worker_socket`` has returned there; a text of that part has it.
+    Any thread; the caller closes the connection.
+
+    Raises:
+        OSError: the agent has gone.
+    """
+    import socket
+
+    with contextlib.ExitStack() as on_error:
+        connection = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection.bind(features.worker_address(feature))
+        connection.connect(f"\0{socket_name}")
+        on_error.pop_all()
+    return connection
 
 
 def load(environ: MutableMapping[str, str]) -> tuple[WorkerPart, ...]:

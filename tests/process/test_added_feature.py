@@ -20,6 +20,34 @@ BEFORE = {
 }
 """Lines of files that there are; what the page adds comes before them."""
 
+GREETS = {
+    "features/greets/__init__.py": '"""A worker says to the agent who it is, before the script."""\n',
+    "features/greets/agent.py": """
+from ddplaunch.agent.parts import Part
+from ddplaunch.protocol.launcher_agent import Notice
+class Greeted(Part):
+    def for_worker(self, worker):
+        return {"greets": f"{self._node.worker_socket.open()} {worker.rank}"}
+    def on_connection(self, connection):
+        with connection.socket:
+            self._node.outbox.send(Notice("greeted by rank " + connection.socket.recv(10).decode(), 0))
+        return True
+part = Greeted
+""",
+    "features/greets/worker.py": """
+from ddplaunch.worker.parts import WorkerPart, connect
+class Greeter(WorkerPart):
+    def __init__(self, text):
+        self.name, self.rank = text.split()
+    def before_script(self):
+        with connect(self.name, "greets") as agent:
+            agent.sendall(self.rank.encode())
+            agent.recv(1)
+part = Greeter
+""",
+}
+"""A feature whose row stands before those of all others that use the agent's socket for workers."""
+
 WAITS_UNTIL_BOTH_NODES_ARE_NOTED = """
 import os, pathlib, sys, time
 logs = pathlib.Path(sys.argv[1])
@@ -48,6 +76,22 @@ def with_feature(folder: Path) -> Path:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     return folder
+
+
+def test_a_worker_and_its_agent_talk_for_a_feature_beside_others_that_do(tmp_path: Path) -> None:
+    package = shutil.copytree(PACKAGE, tmp_path / "ddplaunch", copy_function=os.link)
+    listed = package / "features" / "__init__.py"
+    row, before = '    Feature("greets", ("agent", "worker"), declares=False),\n', listed.read_text()
+    listed.unlink()  # A link to the original.
+    listed.write_text(before.replace("FEATURES = (\n", f"FEATURES = (\n{row}"))
+    for name, text in GREETS.items():
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text(text)
+    script = tmp_path / "train.py"
+    script.write_text("import os\nif os.environ['RANK'] == '0':\n    breakpoint()\nprint('goes on')\n")
+    done = run_copy(tmp_path, "--nproc-per-node", "2", "--log-dir", "/dev/null", script)
+    assert sorted(re.findall(r"greeted by rank (\d)", done.stderr)) == ["0", "1"], done.stderr
+    assert "there is no terminal" in done.stderr, "the debugger has got its connection"
 
 
 def job_with_old_checkpoint(folder: Path) -> tuple[Path, Path, Path]:

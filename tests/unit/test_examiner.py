@@ -122,12 +122,3 @@ def test_a_passing_lack_of_descriptors_does_not_end_it(examiner: Examiner, monke
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     with connected(examiner), connected(examiner):  # The thread was in the real accept for the first.
         assert not errors
-
-
-def test_a_connection_that_nobody_takes_is_closed(examiner: Examiner) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as debugger:
-        debugger.settimeout(10)
-        debugger.bind(b"\0ddplaunch.test." + os.urandom(8).hex().encode())
-        debugger.connect(f"\0{sockets[examiner].open()}")
-        assert debugger.recv(1) == b""
-    assert not examiner.is_connected(OWN)

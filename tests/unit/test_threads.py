@@ -116,7 +116,7 @@ def test_a_bug_with_one_connection_of_a_worker_does_not_refuse_the_next(capfd: p
     taken: Mailbox[Connection] = Mailbox()
 
     def take(connection: Connection) -> bool:
-        if connection.is_bound:
+        if connection.address:
             raise ValueError("a bug in a feature")
         taken.post(connection)
         return True

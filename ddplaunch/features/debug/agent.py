@@ -47,12 +47,11 @@ class DebugPart(Part):
         return {"debug": f"{how} {name}"} if name else {}
 
     def on_connection(self, connection: Connection) -> bool:
-        """As ``Part.on_connection``: only a process that stops in a debugger binds its socket."""
-        if connection.is_bound and len(self._sessions) < _MAX_SESSIONS:
-            in_thread("debug session", lambda: self._serve(connection.socket))
-        elif connection.is_bound:
-            connection.socket.close()
-        return connection.is_bound
+        """As ``Part.on_connection``: of a process that stops in a debugger."""
+        if len(self._sessions) >= _MAX_SESSIONS:
+            return False
+        in_thread("debug session", lambda: self._serve(connection.socket))
+        return True
 
     def on_event(self, event: object) -> bool:
         """Pass on an order of the launcher, unless its session has ended."""

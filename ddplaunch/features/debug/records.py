@@ -1,7 +1,7 @@
 """A rank that stops in a debugger gets the user's terminal: words of worker and agent, records of agent and launcher.
 
-A worker connects to the agent's examination socket from an address of its own, which no other connection has. It sends
-``SessionRequest`` as a line, and later single bytes; the agent answers with one byte, and the terminal as a descriptor.
+A worker connects to the agent's socket for workers. It sends ``SessionRequest`` as a line, and later single bytes; the
+agent answers with one byte, and the terminal as a descriptor.
 No behaviour belongs here.
 """
 
@@ -12,9 +12,6 @@ from typing import Annotated
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Pid, between
 from ddplaunch.protocol.launcher_agent import OfRanks
-
-ADDRESS = "ddplaunch.debugger."
-"""Begin of the address of a worker's connection, in the abstract namespace; a random text follows."""
 
 GIVEN, REFUSED = b"t", b"n"
 """Agent to worker: the terminal, with its descriptor, and the value of TERM up to the end of the line; or there is

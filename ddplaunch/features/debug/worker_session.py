@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import socket
 import sys
 import time
@@ -19,6 +18,7 @@ from ddplaunch.errors import GAVE_UP
 from ddplaunch.features.debug import records as debugging
 from ddplaunch.protocol import script_request
 from ddplaunch.text import quote
+from ddplaunch.worker.parts import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,6 @@ class Session:
         self.owner, self.is_post_mortem = os.getpid(), is_post_mortem
         self._saved: dict[int, int] = {}
         self._term = os.environ.get("TERM")
-        self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         answer, fds = self._ask(socket_name, worker, quote(place, 500))
         text = answer[1:].split(b"\n")[0].decode("utf-8", "replace")
         if answer[:1] == debugging.GIVEN and fds:
@@ -59,8 +58,7 @@ class Session:
     def _ask(self, socket_name: str, worker: int, place: str) -> tuple[bytes, list[int]]:
         body = {"record": "SessionRequest", "worker": worker, "place": place, "is_post_mortem": self.is_post_mortem}
         try:
-            self._agent.bind(f"\0{debugging.ADDRESS}{secrets.token_hex(8)}")
-            self._agent.connect(f"\0{socket_name}")
+            self._agent = connect(socket_name, "debug")
             self._agent.sendall(json.dumps(body).encode() + b"\n")
             answer, fds, _flags, _address = socket.recv_fds(self._agent, debugging.MAX_LINE_BYTES, 1)
         except OSError as error:

@@ -131,8 +131,8 @@ class Examiner:
         self._lock, self._turn = threading.Lock(), threading.Lock()
 
     def take(self, connection: Connection) -> bool:
-        """Keep the connection of a worker that answers. It does not bind its socket. Returns whether it is one."""
-        if connection.is_bound or len(self._connections) >= _MAX_CONNECTIONS:
+        """Keep the connection of a worker, to ask it; an earlier one of its is closed. False if there are too many."""
+        if len(self._connections) >= _MAX_CONNECTIONS:
             return False
         self.forget(connection.pid)
         with self._lock:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features import worker_patches
 from ddplaunch.features.hangs import worker_records
-from ddplaunch.worker.parts import WorkerPart
+from ddplaunch.worker.parts import WorkerPart, connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -114,14 +114,12 @@ def _start() -> None:
 
 def _serve(name: str, main_thread: int) -> None:
     import signal
-    import socket
 
     with contextlib.suppress(Exception):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(OSError), open(f"/proc/self/task/{_thread.get_native_id()}/comm", "wb", 0) as comm:
             comm.write(worker_records.THREAD_NAME)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
-            agent.connect(f"\0{name}")
+        with connect(name, "hangs") as agent:
             while request := agent.recv(1):
                 agent.sendall(_answer(request, main_thread))
 
