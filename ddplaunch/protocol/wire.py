@@ -12,7 +12,6 @@ import functools
 import json
 import marshal
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable
@@ -40,6 +39,9 @@ _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbf
 
 _MAX_SHARED, _MAX_SHARED_BYTES = 1024, 64 << 10
 """Of records that are kept for the next one that is equal."""
+
+_MAX_KEPT, _MAX_KEPT_CHARS = 4096, 4096
+"""Of texts that are kept for the next one that is equal."""
 
 _MARSHAL_VERSION = 2
 """Gives equal values of JSON equal bytes, as later versions do not, in a sixth of the time that JSON takes."""
@@ -313,9 +315,15 @@ def _text_reader(limit: Limit, longest: int) -> _Reader:
             value = cut(_text(value), longest)
         if not accepts(value):
             raise ProtocolError(f"{_excerpt(value)} is not {limit.description}")
-        return sys.intern(value)  # Many ranks send equal texts: each is in memory once.
+        return _kept_once(value) if len(value) <= _MAX_KEPT_CHARS else value
 
     return read_text
+
+
+@functools.lru_cache(_MAX_KEPT)
+def _kept_once(text: str) -> str:
+    """The text that is kept already, of equal ones: those of many ranks. ``sys.intern`` of Python 3.12 frees none."""
+    return text
 
 
 def _first_fit(kind: Any, readers: list[_Reader], has_none: bool, value: Any) -> Any:

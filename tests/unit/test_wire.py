@@ -405,6 +405,18 @@ def test_equal_texts_of_many_ranks_are_one_object() -> None:
     assert (one.host is other.host, one.tail[0] is other.tail[0]) == (True, True)
 
 
+def test_the_texts_of_a_long_run_do_not_pile_up() -> None:
+    """``sys.intern`` of Python 3.12 frees no text."""
+    texts = [decode(encode(replace(EXIT, tail=(f"{'x' * 2000} {n}",))), (WorkerExit,)).tail[0] for n in range(10)]
+    assert len(set(map(id, texts))) == 10
+    for number in range(5000):
+        decode(encode(replace(EXIT, tail=(str(number),))), (WorkerExit,))
+    # A kept one would be the same object again.
+    again = decode(encode(replace(EXIT, tail=(texts[0],))), (WorkerExit,)).tail[0]
+    assert again == texts[0]
+    assert again is not texts[0]
+
+
 def test_equal_records_of_many_ranks_become_one_object() -> None:
     made = Calls((CollectiveCall(group=0, number=1, operation="all_reduce", backend="nccl"),))
     one, other = (decode(encode(FlightRecord(made=made, since_ns=(ns,))), (FlightRecord,)) for ns in (1, 2))
