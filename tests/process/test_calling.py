@@ -265,3 +265,9 @@ def test_a_thousand_strangers_delay_no_node(port: Port) -> None:
         for number in range(1000):
             stack.enter_context(port.stranger()).sendall(CLIENT_HELLO if number % 2 else b"")
         works(port)
+
+
+def test_a_firewall_does_not_forget_a_connection_that_says_nothing(port: Port) -> None:
+    with calling._connect("127.0.0.1", port.given, calling.ERRORS) as errors:
+        assert errors.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert errors.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 300

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from ddplaunch.features.remote.calling import EXITED, RECORDS
+from ddplaunch.features.ssh import connections
 from ddplaunch.features.ssh import handle as handle_module
 from ddplaunch.protocol.launcher_agent import Notice, SweepNode
 from ddplaunch.threads import in_thread
@@ -253,3 +254,16 @@ def test_without_room_for_a_thread_a_node_that_stays_connected_over_ssh_fails(
         them.start()
         connected, (failure,) = them.settle()
         assert (len(connected), "no room for a thread" in failure.message) == (0, True)
+
+
+def test_once_a_node_cannot_connect_the_next_ones_do_not_try(make_lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try would take 3 s where a firewall drops what they send, and 20 hosts are logged in to at a time."""
+    monkeypatch.setattr(connections, "MAX_LOGINS", 1)
+    lab = make_lab(3)
+    with connecting(lab) as them:
+        them.calls = calls_of(them.connections, local_addr="127.0.0.1")
+        them.start()
+        connected, _ = them.settle()
+        assert len(connected) == 3
+        assert ["Connection refused" in why for why in them.not_called] == [True, False, False]
+        assert them.not_called[2].endswith("other nodes cannot connect to the launcher")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ddplaunch.cluster.hosts import Host
@@ -44,7 +45,7 @@ def handle(
     """A handle of an agent that connects to the launcher if there are ``calls``."""
     if not calls:
         return SshHandle(host, start, connections, post, discard_output)
-    given, start = calls.given(str(host)), replace(start, calls=True)
+    given, start = partial(calls.given, str(host)), replace(start, calls=True)
     made = SshHandle(host, start, connections, post, discard_output, given, on_not_called)
     calls.expect(str(host), made)
     return made
@@ -76,8 +77,13 @@ class Connecting:
                 self.posted.put((name, event))
 
             self.handles[str(named)] = handle(
-                named, echo_start(**changes), self.connections, post, self.calls, self.not_called.append
+                named, echo_start(**changes), self.connections, post, self.calls, self._on_not_called
             )
+
+    def _on_not_called(self, reason: str) -> None:
+        self.not_called.append(reason)
+        if self.calls:
+            self.calls.some_cannot_connect = True
 
     def of(self, kind: type, host: str = "") -> list[Any]:
         """The events of a kind so far, of one host or of all."""

@@ -253,6 +253,7 @@ class CallBackServer:
     Attributes:
         secret: what the nodes must know.
         port: where it listens.
+        has_let_in: an agent has connected.
     """
 
     def __init__(self, io: IoThread, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
@@ -263,7 +264,7 @@ class CallBackServer:
         self._expected: dict[str, CallBackHandle] = {}
         self._strangers: dict[_Stranger, float] = {}
         """In the order in which they have come, each with its time limit."""
-        self._is_timing = False
+        self._is_timing = self.has_let_in = False
         listener.setblocking(False)
         io.call(self._listen)
 
@@ -338,6 +339,7 @@ class CallBackServer:
             handle.on_errors_connected(stranger.connection)
         else:
             del self._expected[name]
+            self.has_let_in = True
             handle.on_records_connected(stranger.connection)
 
 

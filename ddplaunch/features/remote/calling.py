@@ -43,6 +43,7 @@ _TRY_S = 3.0
 SEND_BUFFER_BYTES = 128 << 10
 """Bytes of an agent's output that may be in transit. On a slow link they delay the agent's answers by a second."""
 
+_KEEP_ALIVE_S = 60
 CGROUP = "/proc/self/cgroup"
 _LAST_S = 10.0
 _SYSTEMD_S = 2.0
@@ -64,6 +65,8 @@ def call(marker: bytes) -> str:
         no connection, and nothing has changed.
     """
     given = json.loads(_line_of_stdin())
+    if given.get("in_vain"):
+        return "other nodes cannot connect to the launcher"
     if _ends_with_login():
         return "systemd ends there what a login has started, when it ends (KillUserProcesses=yes in logind.conf)"
     why = []
@@ -110,6 +113,9 @@ def _connect(address: str, given: dict[str, Any], kind: str) -> TlsSocket:
         plain = stack.enter_context(socket.create_connection((address, given["port"]), _TRY_S))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        # Firewalls forget a connection that says nothing for an hour, as that of ``ERRORS`` until the end.
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
         connection = stack.enter_context(tls.client_context(given["certificate"]).wrap_socket(plain))
         own = hashlib.sha256(os.urandom(32)).hexdigest()
         hello = (kind, given["name"], own, proof(given["secret"], "agent", kind, given["name"], "", own))

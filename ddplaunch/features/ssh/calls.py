@@ -26,7 +26,12 @@ HINT = (
 
 
 class Calls:
-    """The listener, and what the nodes need to connect to it. Main thread."""
+    """The listener, and what the nodes need to connect to it. Main thread.
+
+    Attributes:
+        some_cannot_connect: a node has told that it cannot. Until one can, no other node tries: where a firewall drops
+            what they send, each ``MAX_LOGINS`` of them would wait for 3 s.
+    """
 
     def __init__(self, io: IoThread, config: LaunchConfig) -> None:
         """Listen. Without an address of the user's the nodes use the one from which their logins come.
@@ -37,6 +42,7 @@ class Calls:
         address = chosen_address(config)
         listener = network.listen("the launcher", network.bindable(address) if address else network.any_address(), 0)
         context, certificate = _server_context()
+        self.some_cannot_connect = False
         self._io, self._server = io, CallBackServer(io, listener, context)
         self._given = {
             "addresses": [address] if address else [],
@@ -46,8 +52,9 @@ class Calls:
         }
 
     def given(self, name: str) -> bytes:
-        """The line behind ``first_input`` for the node with this name; the rest of stdin is the agent's."""
-        return json.dumps({**self._given, "name": name}).encode() + b"\n"
+        """The line behind ``first_input`` for the node with this name; the rest of stdin is the agent's. Any thread."""
+        in_vain = self.some_cannot_connect and not self._server.has_let_in
+        return json.dumps({**self._given, "name": name, "in_vain": in_vain}).encode() + b"\n"
 
     def expect(self, name: str, handle: CallBackHandle) -> None:
         """The node with this name may connect for ``handle``, once."""

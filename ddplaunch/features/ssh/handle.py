@@ -70,13 +70,13 @@ class SshHandle(CallBackHandle):
         connections: Connections,
         post: Post,
         output: WriteOutput,
-        given: bytes = b"",
+        given: Callable[[], bytes] = bytes,
         on_not_called: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Have a thread of ``connections`` connect to ``host``.
 
-        ``given`` is what an agent needs that is to connect to the launcher; ``on_not_called`` is called with the reason
-        if it stays connected over SSH.
+        ``given`` returns what an agent needs that is to connect to the launcher, and is asked at the login;
+        ``on_not_called`` is called with the reason if it stays connected over SSH. Both: in any thread.
 
         Raises:
             RuntimeError: no room for a thread.
@@ -165,7 +165,7 @@ class SshHandle(CallBackHandle):
                 stream = AgentStream(channel, self._printed.append)
                 reader = io.BufferedReader(stream, BUFFER_BYTES)
                 with contextlib.suppress(OSError):  # The login has ended already; the failure contains its output.
-                    send_all(channel, remote_start.first_input(self.start) + self._given)
+                    send_all(channel, remote_start.first_input(self.start) + self._given())
                 facts = remote_start.wait_for_facts(reader, self._printed)
                 if facts.failed:
                     stream.exit_code(_EXIT_CODE_TIMEOUT_S)  # Reads the rest of stderr, which has the reason.
@@ -324,7 +324,6 @@ class SshTransport(Transport):
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
         self._calls = Calls(self._connections.io, config) if hosts > _CALLS_ABOVE else None
-        self._has_told = False
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SshHandle:
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
@@ -332,16 +331,17 @@ class SshTransport(Transport):
         if not self._calls or purpose == "sweep":  # A sweep would end its own relay, too.
             return SshHandle(host, start, self._connections, post, output)
         start = replace(start, calls=True)
-        given = self._calls.given(str(index))
-        tell = functools.partial(self._tell_not_called, post)
+        given = functools.partial(self._calls.given, str(index))
+        tell = functools.partial(self._on_not_called, post, self._calls)
         handle = SshHandle(host, start, self._connections, post, output, given, tell)
         self._calls.expect(str(index), handle)
         return handle
 
-    def _tell_not_called(self, post: Post, reason: str) -> None:
+    @staticmethod
+    def _on_not_called(post: Post, calls: Calls, reason: str) -> None:
         """Say it of the first node only. In any thread."""
-        if not self._has_told:
-            self._has_told = True
+        if not calls.some_cannot_connect:
+            calls.some_cannot_connect = True
             post(Notice(f"{reason}. Such nodes stay connected over SSH, each by three threads here. {HINT}"))
 
     @staticmethod
