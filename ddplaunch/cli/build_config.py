@@ -108,6 +108,9 @@ def _config(completed: CompletedOptions, environ: Mapping[str, str]) -> LaunchCo
     found = read(options, environ)
     fields = found[""]
     meeting = rendezvous_options.rendezvous(options, environ, conf, min_nodes, max_nodes, fields) if meets else None
+    if meeting and meeting.min_nodes > min_nodes:
+        needs = f"with --rdzv-backend static all {max_nodes} nodes are needed; c10d goes on with fewer"
+        warnings.append(f"--nnodes {min_nodes}:{max_nodes}: {needs}")
     variables = host_options.forwarded(options, environ, hosts)
     return LaunchConfig(
         **fields,
