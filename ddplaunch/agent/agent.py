@@ -121,7 +121,7 @@ class Agent(NodeServices):
             self.wait(self.is_stopping)  # The launcher replaces this node, or ends the run.
             return self.close()
         while (opened := self.rendezvous.next_round()) is not None:
-            self._agreed_spec = self.rendezvous.complete(self._agreed_spec)
+            self._agreed_spec = self.rendezvous.with_agreed(self._agreed_spec)
             ended = self._run_attempt(*opened)
             evidence = tuple(chain.from_iterable(part.evidence(ended.exits) for part in self._parts))
             result = self.rendezvous.finish_round(ended, has_unkillable=bool(self._unkillable_pids))

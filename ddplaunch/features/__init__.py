@@ -55,9 +55,10 @@ class Feature(NamedTuple):
         name: the folder.
         modules: those that it has.
         needs: features whose records and rules it imports.
-        before_run: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called for a run with
-            one of them, or with ``when``. The agent starts after that: both import late what they need.
-        when: another such setting: the launcher has a part of the feature in runs with it; empty: in all runs.
+        early_if: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called, before the agent
+            starts, for a run with one of them, or with ``watch_if``. Both import late what they need.
+        watch_if: another such setting: the launcher has a part of the feature only in runs with it; empty: in all
+            runs. Agents have the part of the feature in every run.
         declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``worker_environ``. False for one that
             has only a docstring or functions: commands do not import it. A test compares it.
     """
@@ -65,8 +66,8 @@ class Feature(NamedTuple):
     name: str
     modules: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    before_run: tuple[str, ...] = ()
-    when: str = ""
+    early_if: tuple[str, ...] = ()
+    watch_if: str = ""
     declares: bool = True
 
 
@@ -76,23 +77,23 @@ FEATURES = (
     Feature("node_progress", ("launcher",), declares=False),
     Feature("redraws", ("launcher",), declares=False),
     Feature("tracebacks", ("launcher",), declares=False),
-    Feature("collect_logs", ("launcher", "records", "after_end"), before_run=("text",), when="output.collect_logs"),
+    Feature("collect_logs", ("launcher", "records", "after_end"), early_if=("text",), watch_if="output.collect_logs"),
     Feature("runs", declares=False),
     Feature("ps", ("queries",), needs=("runs",)),
     Feature("gpus", ("agent",), declares=False),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus", "runs")),
-    Feature("health", ("launcher", "agent", "records"), needs=("gpus",), before_run=("hosts",)),
+    Feature("health", ("launcher", "agent", "records"), needs=("gpus",), early_if=("hosts",)),
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps", "runs")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
-    Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("workers.debug_on_error",)),
-    Feature("faults", ("launcher", "agent", "records"), when="injections"),
+    Feature("debug", ("launcher", "agent", "worker", "records"), early_if=("workers.debug_on_error",)),
+    Feature("faults", ("launcher", "agent", "records"), watch_if="injections"),
     Feature("page", ("launcher",), needs=("come_back", "run_events", "runs", "usage")),
     Feature("schedulers", ("scheduler",)),
-    Feature("slurm", ("launcher", "tables"), ("remote", "schedulers"), before_run=("requeue_on",), when="slurm_job"),
-    Feature("metrics", ("launcher",), needs=("usage",), when="output.metrics_file"),
-    Feature("on_exit", ("launcher",), when="on_exit"),
+    Feature("slurm", ("launcher", "tables"), ("remote", "schedulers"), early_if=("requeue_on",), watch_if="slurm_job"),
+    Feature("metrics", ("launcher",), needs=("usage",), watch_if="output.metrics_file"),
+    Feature("on_exit", ("launcher",), watch_if="on_exit"),
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),
-    Feature("misplaced_options", ("launcher",), when="script_args", declares=False),
+    Feature("misplaced_options", ("launcher",), watch_if="script_args", declares=False),
     Feature("host_filter", ("hosts",)),
     Feature("forwarding"),
     Feature("numa", ("cpus",)),
@@ -102,8 +103,8 @@ FEATURES = (
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
-    Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), when="text", declares=False),
-    Feature("warm", ("agent", "early_agent"), needs=("schedulers",), before_run=("keep_warm_s",)),
+    Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
+    Feature("warm", ("agent", "early_agent"), needs=("schedulers",), early_if=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
     Feature("control", ("launcher",), declares=False),
@@ -146,7 +147,7 @@ def modules(module: str) -> Iterator[Any]:
 def watch_modules(config: object) -> Iterator[Any]:
     """The modules ``launcher`` of the features that have a part in a run with this configuration, in their order."""
     for each in FEATURES:
-        if "launcher" in each.modules and (not each.when or attrgetter(each.when)(config)):
+        if "launcher" in each.modules and (not each.watch_if or attrgetter(each.watch_if)(config)):
             yield import_module(f"{__name__}.{each.name}.launcher")
 
 
@@ -181,10 +182,10 @@ def of_worker_address(address: bytes) -> str:
     return name if begin == _ADDRESS else ""
 
 
-def _before_run(config: object, function: str) -> Iterator[tuple[str, Any]]:
+def _prepared(config: object, function: str) -> Iterator[tuple[str, Any]]:
     """The features that look at this run before it starts, with ``function`` of their packages that have it."""
     for each in FEATURES:
-        if any(attrgetter(setting)(config) for setting in (*each.before_run, each.when) if setting):
+        if any(attrgetter(setting)(config) for setting in (*each.early_if, each.watch_if) if setting):
             package = import_module(f"{__name__}.{each.name}")
             if hasattr(package, function):
                 yield each.name, getattr(package, function)
@@ -198,14 +199,14 @@ def prepare(config: Config, stdout_fd: int | None = None) -> Config:
     Raises:
         LaunchError: the run cannot do what the user wants.
     """
-    for _, of_feature in _before_run(config, "prepare"):
+    for _, of_feature in _prepared(config, "prepare"):
         config = of_feature(config, stdout_fd)
     return config
 
 
 def texts(config: object) -> dict[str, str]:
     """By feature, the text that its part of each agent of a run finds in ``AgentSpec.texts``; without None."""
-    found = ((name, for_agent(config)) for name, for_agent in _before_run(config, "for_agent"))
+    found = ((name, for_agent(config)) for name, for_agent in _prepared(config, "for_agent"))
     return {name: text for name, text in found if text is not None}
 
 

@@ -51,7 +51,8 @@ each   2         2      serves    none                      84    the rendezvous
 
 start: one launcher leads all nodes, or each node has a launcher; the run of one host and no spare, which has no
 rendezvous, is with "one". hosts: those of ``--hosts``, or that have started ddplaunch; with more than MAX there are
-spares, or nodes that wait. lost: the node that serves the rendezvous, another, or the only one. The page begins so;
+spares, or nodes that wait. Where each node has a launcher, MIN:MAX is with c10d; with static, MAX nodes are needed.
+lost: the node that serves the rendezvous, another, or the only one. The page begins so;
 REASON: how the launcher has noticed it. No case is a restart.
 
 Where each node has a launcher, all that are left end with this code and this page. If the lost node served, each
@@ -63,7 +64,7 @@ Where one launcher leads, a loss between two attempts is the same, but no worker
 Before any worker has run there is no page, but an error.
 
 Who decides a row, and so where it is changed: if one launcher leads, ``LostNodes._continue_or_fail`` here and
-``Participants.continue_without``. If each node has one, ``Coordinator._why_too_few`` says whether the run can go on,
+``Participants.replace_or_shrink``. If each node has one, ``Coordinator._why_too_few`` says whether the run can go on,
 ``Coordinator.has_enough`` and ``_is_complete`` when the next attempt begins; 83 is
 ``RendezvousClient.too_few_error``. If the node that served is lost, ``MultiNodeRendezvous.finish_round``. The code 84
 is made of the result in ``launcher/outcome.py``; ``failure_page.page`` shows it.
@@ -118,7 +119,7 @@ time        who waits for what                    then                          
     be used, the run ends: ``Shutdown.fail`` sends ``StopWorkers``, before any node hears of the loss by step 4.
 4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that does,
     for the ``Coordinator``. That sends ``StopRound`` to the agents of the round. They stop their workers, send
-    ``WorkersEnded``, and get a ``RoundVerdict``. If an attempt follows, they send ``NodeJoined``, and once all
+    ``WorkersEnded``, and get a ``RoundVerdict``. If an attempt follows, they send ``NodeReady``, and once all
     participants have, the coordinator forms the next round: ``RoundFormed``. If a worker had failed by itself, and not
     because it lost its peers, the verdict is that on a failure: the attempt counts as a restart, or none follows.
 5.  The lost node served the rendezvous. Once a spare is connected, if there is one, the first participant (the
@@ -126,14 +127,15 @@ time        who waits for what                    then                          
     (``EndpointOpen``); only then do the others get ``JoinRendezvous``, and stop theirs. A member that gets no answer
     from the store makes its agent stop them earlier.
     A failure in this round counts only if some node had received the verdict before the loss; a node whose processes
-    cannot be killed ends the run. The agents join the new rendezvous by ``NodeJoined``. Its coordinator knows the
-    number of restarts from ``JoinRendezvous`` and ``NodeJoined``.
+    cannot be killed ends the run. The agents join the new rendezvous by ``NodeReady``. Its coordinator knows the
+    number of restarts from ``JoinRendezvous`` and ``NodeReady``.
 6.  Each agent sends ``AttemptEnded``, which ``Attempts`` merges, then ``AttemptStarted``. After step 5 the reason is
-    that of the lowest index: perhaps "the rendezvous at HOST:PORT is lost: ...", not "a new rendezvous has begun".
+    that of the node with the lowest index: perhaps "the rendezvous at HOST:PORT is lost: ..."; the others' is "a new
+    rendezvous has begun".
 
-The nodes notice a loss, too, but later: they act only if the node still answers the launcher. After 8 s without a
-heartbeat the coordinator stops the round by itself, and ``NodeSilent`` tells the launcher, which begins a new
-rendezvous as in step 5, unless that node no longer takes part.
+The nodes notice a loss, too, but the launcher mostly acts first, 5 s after the loss. They act if the node still answers
+the launcher, or if the launcher is late. After 8 s without a heartbeat the coordinator stops the round by itself, and
+``NodeSilent`` tells the launcher, which begins a new rendezvous as in step 5, unless that node no longer takes part.
 
 A member that gets no answer from the rendezvous store makes its agent stop its workers and send ``NeedsRendezvous``: at
 once if the connection is closed, else after 10 s, since a call of the store does not return if the host has no power.
@@ -283,7 +285,7 @@ class LostNodes:
         is_needed = node.index in self._participants.indices and not self._attempts.outcome_is_known
         if self._config.one_launcher_leads and not is_needed:  # It has left, or is a spare that came too late.
             self._show(event.message, Level.NORMAL)
-        elif self._participants.can_continue_without(node) and not self.run_is_ending:
+        elif self._participants.can_do_without(node) and not self.run_is_ending:
             self._participants.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
             self._report(self._attempts.remove_node(node.index))
         else:
@@ -305,9 +307,9 @@ class LostNodes:
         self._report(self._attempts.remove_node(node.index))
 
     def _continue_or_fail(self, node: Node, reason: str, hint: str) -> None:
-        if not self.run_is_ending and self._participants.can_continue_without(node):
+        if not self.run_is_ending and self._participants.can_do_without(node):
             self._show(f"{reason}; the job can go on without it", Level.ALWAYS)
-            self._participants.continue_without(node)
+            self._participants.replace_or_shrink(node)
             return
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
@@ -343,7 +345,7 @@ class LostNodes:
         participants = self._participants
         if self.run_is_ending or not participants.is_current(token):
             return
-        if participants.is_cut_off(node) and participants.can_continue_without(node):
+        if participants.is_cut_off(node) and participants.can_do_without(node):
             self.count_as_lost(node, f"{node.host} cannot join the others ({reason})")
         else:
             participants.begin_new_rendezvous(node, reason)

@@ -18,7 +18,7 @@ from ddplaunch.text import quote
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, check_torch_versions, failures_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
@@ -46,13 +46,13 @@ class Participants:
     ==================  =============================================================  ================================
     what has happened   who says it                                                    method
     ==================  =============================================================  ================================
-    it is lost          ``LostNodes``                                                  ``continue_without``, ``remove``
+    it is lost          ``LostNodes``                                                  ``replace_or_shrink``, ``remove``
     it cannot be used   the transport at the start, ``AgentFailed``, another torch     ``exclude``
     it leaves           after an attempt ``leave_if_due``, before the first            ``leave``
                         ``HealthWatch``
     ==================  =============================================================  ================================
 
-    A spare takes its position, or the world shrinks (``continue_without``); only if the run ends anyway, ``remove``.
+    A spare takes its position, or the world shrinks (``replace_or_shrink``); only if the run ends anyway, ``remove``.
 
     Attributes:
         nodes: all nodes of the run.
@@ -79,7 +79,7 @@ class Participants:
         self.departing: Mapping[int, str] = {}
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
         self._attempts, self._show = attempts, show
-        self._passed_over: set[int] = set()
+        self._passed_over: dict[int, str] = {}
         self._failures: list[HostFailure] = []
         self._shown_failures = 0
         self._ready: set[int] = set()
@@ -166,29 +166,29 @@ class Participants:
         remaining, needed = self.remaining_and_needed()
         return max(0, remaining - needed) if self._settings else 0
 
-    def can_continue_without(self, node: Node) -> bool:
+    def can_do_without(self, node: Node) -> bool:
         """Whether ``node`` is a participant that the run can do without."""
         return node.index in self.indices and self.dispensable_count > 0
 
     @property
     def spares(self) -> int:
         """Number of hosts on which a node can still be started."""
-        return len(set(range(len(self.nodes.all), len(self.nodes.hosts))) - self._passed_over)
+        return len(set(range(len(self.nodes.all), len(self.nodes.hosts))) - self._passed_over.keys())
 
     def remaining_and_needed(self, without: Iterable[Node] = ()) -> tuple[int, int]:
         """How many nodes, spares included, the run has if it loses the nodes ``without``, and how many it needs."""
         participants = set(self.indices) - {node.index for node in without}
         return len(participants) + self.spares, self._min_nodes
 
-    def pass_over(self, hosts: Collection[str]) -> None:
-        """No spare on one of these is started; replaces an earlier call."""
+    def pass_over(self, hosts: Mapping[str, str]) -> None:
+        """No spare on one of these is started, for this reason; replaces an earlier call."""
         names, started = self.nodes.hosts, len(self.nodes.all)
-        self._passed_over = {index for index in range(started, len(names)) if names[index] in hosts}
+        self._passed_over = {i: hosts[names[i]] for i in range(started, len(names)) if names[i] in hosts}
 
     # Changes.
 
     def exclude(self, node: Node, failure: HostFailure) -> None:
-        """The host of ``node`` cannot be used: continue without it.
+        """The host of ``node`` cannot be used: replace it or shrink the world.
 
         Raises:
             LaunchError: too few other hosts can be used.
@@ -197,9 +197,9 @@ class Participants:
         if failure.cause in UNREACHABLE:
             node.loss = f"{node.host} could not be reached: {failure.message}"
         self.nodes.end_unused(node)
-        self.continue_without(node)
+        self.replace_or_shrink(node)
 
-    def continue_without(self, node: Node) -> None:
+    def replace_or_shrink(self, node: Node) -> None:
         """Start a spare in the position of ``node``; without a spare the world shrinks.
 
         Raises:
@@ -217,16 +217,18 @@ class Participants:
         nodes = self.nodes
         while (index := len(nodes.all)) in self._passed_over:
             nodes.skip_next()
-            self._show(f"{nodes.hosts[index]} is not chosen: SLURM takes it out of service", Level.NORMAL)
+            self._show(
+                f"{nodes.hosts[index]} is not chosen: {quote(self._passed_over[index], _MAX_REASON)}", Level.NORMAL
+            )
         return nodes.start_next() if index < len(nodes.hosts) else None
 
     def leave(self, node: Node) -> None:
-        """``node``, which runs no workers, leaves the run: continue without it. Its agent ends, and sends its logs.
+        """``node``, which runs no workers, leaves: replace it or shrink the world. Its agent sends its logs, and ends.
 
         Raises:
             LaunchError: too few hosts can be used.
         """
-        self.continue_without(node)
+        self.replace_or_shrink(node)
         node.handle.send(StopWorkers(signal.SIGTERM, 0.0))
 
     def leave_if_due(self, node: Node, result: AttemptResult) -> None:

@@ -96,7 +96,7 @@ class Run:
         self._nodes = nodes = Nodes(transport, spec)
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.each_node_has_launcher else (config.min_nodes, config.max_nodes)
-        rendezvous = setup.assigned_rendezvous(config, run_tag) if config.one_launcher_leads else None
+        rendezvous = setup.rendezvous_settings(config, run_tag) if config.one_launcher_leads else None
         self._participants = participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
         self._shutdown = shutdown = Shutdown(config, nodes, messages, watches.on_stop, watches.after_stop)
         report = self._report_attempts

@@ -63,8 +63,8 @@ def local_host_name() -> str:
     return socket.gethostname().split(".")[0] or "localhost"
 
 
-def assigned_rendezvous(config: LaunchConfig, token: str) -> RendezvousConfig:
-    """What all rendezvous have in common that this launcher assigns to the nodes that it starts."""
+def rendezvous_settings(config: LaunchConfig, token: str) -> RendezvousConfig:
+    """What all rendezvous of a run have in common where this launcher leads; ``Participants`` completes it for each."""
     return RendezvousConfig(
         token=token,
         min_nodes=config.min_nodes,

@@ -31,17 +31,17 @@ from ddplaunch.protocol.results import Round, RoundEnd, RoundVerdict, Workers
 
 
 @dataclass(frozen=True)
-class NodeJoined:
-    """Node to coordinator, before every round: the node can start ``local_world_size`` workers.
+class NodeReady:
+    """Node to coordinator, before every round: the node is ready to start ``local_world_size`` workers.
 
-    Sent again if ``departs`` changes before RoundFormed or a verdict has come. The coordinator ignores it if it has
+    Sent again if ``why_departs`` changes before RoundFormed or a verdict has come. The coordinator ignores it if it has
     formed the round meanwhile: the next one says it.
 
     Attributes:
         server_address: address at which it connected to the node that serves the rendezvous.
         attempt: the lowest round number that this node has not used in any rendezvous.
-        departs: why the node should take part only if it is needed, as SLURM takes it out of service; empty if it does
-            not. Only where each node has a launcher.
+        why_departs: why the node should take part only if it is needed, as SLURM takes it out of service; else empty.
+            Only where each node has a launcher.
         restart_count: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
         nonce: a random text that the member adds: the records of the coordinator to this node are signed with a key
@@ -53,7 +53,7 @@ class NodeJoined:
     local_world_size: Workers
     server_address: OneLine = ""
     attempt: Count = 0
-    departs: OneLine = ""
+    why_departs: OneLine = ""
     restart_count: Count = 0
     nonce: OneLine = ""
 
@@ -100,7 +100,7 @@ class WorkersEnded(RoundEnd):
 
 @dataclass(frozen=True)
 class NodeCannotJoin:
-    """Node to coordinator, in place of NodeJoined, where each node has a launcher: the node takes no part.
+    """Node to coordinator, in place of NodeReady, where each node has a launcher: the node takes no part.
 
     Attributes:
         node_index: of the node that serves the rendezvous its index; of another one it is not used, and may be 0.
@@ -174,7 +174,7 @@ class RoundFormed:
     Attributes:
         shares_host: another node of the round has a host of the same name.
         max_restarts: limit of the whole run: that of the node that serves the rendezvous.
-        joined_time_s: the wall clock of the coordinator's node when this node's NodeJoined had arrived; 0: not told,
+        joined_time_s: the wall clock of the coordinator's node when this node's NodeReady had arrived; 0: not told,
             because a launcher compares the clocks of all nodes.
         time_s: that clock when this record was sent.
     """
@@ -281,7 +281,7 @@ class RendezvousLost:
 
 
 FROM_NODE = (
-    NodeJoined,
+    NodeReady,
     WorkersStoreListens,
     NodeStopsRound,
     WorkersEnded,

@@ -37,8 +37,8 @@ from ddplaunch.protocol.rendezvous import (
     TO_NODE,
     MemberReady,
     MemberSpec,
-    NodeJoined,
     NodeLeft,
+    NodeReady,
     RecordsRejected,
     RendezvousLost,
     RoundFormed,
@@ -205,7 +205,7 @@ class Member:
         self._rejected_count += 1
 
     def _on_agent_record(self, record: object) -> None:
-        if isinstance(record, NodeJoined):
+        if isinstance(record, NodeReady):
             record = replace(record, nonce=self._nonce)
         if not isinstance(record, FROM_SERVING_AGENT):
             send_to_coordinator(self._store, self._signer, self._prefix, record)
@@ -276,7 +276,7 @@ class CoordinatorRunner:
         self._heartbeats: dict[int, tuple[bytes, float]] = {}
         """By node: its last counter, and when that was new. The store has the counters of all these nodes."""
         self._joined_times_s: dict[int, float] = {}
-        """By node: when its last NodeJoined had arrived, by the wall clock."""
+        """By node: when its last NodeReady had arrived, by the wall clock."""
         self._signers: dict[int, Signer] = {}
         """By node that has joined."""
         self._sent_counts: Counter[int] = Counter()
@@ -291,7 +291,7 @@ class CoordinatorRunner:
     def receive(self, record: object) -> None:
         """A record for the coordinator: from its box, or from this node's agent."""
         coordinator = self._coordinator
-        if isinstance(record, NodeJoined):
+        if isinstance(record, NodeReady):
             self._store.add(beat_key(self._spec, record.node_index), 0)
             self._heartbeats[record.node_index] = (b"", time.monotonic())
             self._joined_times_s[record.node_index] = time.time()
@@ -365,7 +365,7 @@ class CoordinatorRunner:
 
     def _on_silent(self, node_index: int) -> None:
         self._forget(node_index)
-        self._send_and_time(self._coordinator.on_left_or_lost(node_index))
+        self._send_and_time(self._coordinator.on_gone(node_index))
         # A launcher that still has a connection to the node would wait for it for ever.
         if self._spec.one_launcher_leads:
             self._send_to_agent(NodeSilent(self._settings.token, node_index, self._settings.silent_after_s))

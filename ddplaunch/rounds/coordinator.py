@@ -20,8 +20,8 @@ from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
     NodeCannotJoin,
-    NodeJoined,
     NodeLeft,
+    NodeReady,
     NodeStopsRound,
     NoFreePlace,
     ReportToServer,
@@ -91,7 +91,7 @@ class Coordinator:
     spares: int = 0
     phase: Phase = Phase.WAITING
     participants: list[int] = field(default_factory=list)
-    _waiting: dict[int, NodeJoined] = field(default_factory=dict)
+    _waiting: dict[int, NodeReady] = field(default_factory=dict)
     """The nodes that can start the next round."""
     _hosts: dict[int, str] = field(default_factory=dict)
     """By node: the host of every node that has ever joined."""
@@ -102,17 +102,17 @@ class Coordinator:
     """The nodes that have left or were lost, and have not joined again."""
     _avoided: set[str] = field(default_factory=set)
     """Hosts of nodes that must not be used again."""
-    _yet_to_leave: set[int] = field(default_factory=set)
+    _not_left: set[int] = field(default_factory=set)
     """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
     _cannot_start: RunCannotStart | None = None
     """Why the run ends before its first round; None if it does not."""
-    _to_come: int = 0
+    _untold_count: int = 0
     """If the run cannot start: the number of nodes that have not joined, and so do not know of it."""
 
     def receive(self, record: object) -> list[Outgoing]:
         """Process one record of a node and return the records to send."""
         match record:
-            case NodeJoined(node_index=index) if index not in self._running:
+            case NodeReady(node_index=index) if index not in self._running:
                 return self._on_joined(record)
             case WorkersStoreListens(node_index=index, attempt=attempt) if self._awaits_store(index, attempt):
                 return self._start(record)
@@ -122,7 +122,7 @@ class Coordinator:
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
-                return self.on_left_or_lost(index, "has left the run")
+                return self.on_gone(index, "has left the run")
             case NodeCannotJoin():
                 return self._on_cannot_join(record)
             case AssignNodes():
@@ -175,13 +175,13 @@ class Coordinator:
 
     # Waiting for nodes, and the start of a round.
 
-    def _on_joined(self, record: NodeJoined) -> list[Outgoing]:
+    def _on_joined(self, record: NodeReady) -> list[Outgoing]:
         index = record.node_index
         self._waiting[index], self._hosts[index] = record, record.host
         self._absent.discard(index)
         if self._cannot_start:
-            self._to_come -= 1
-            self._yet_to_leave |= {index} - {self.server_index}
+            self._untold_count -= 1
+            self._not_left |= {index} - {self.server_index}
             return [Outgoing(index, self._cannot_start), *self._all_left()]
         if self.phase is Phase.FINISHED:
             return [self._cannot_take_part(index, "the run had ended when this node joined")]
@@ -193,7 +193,7 @@ class Coordinator:
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
-        has_room = has_room and not record.departs
+        has_room = has_room and not record.why_departs
         if self.phase is Phase.RUNNING and has_room:
             self._reports.node_joined = True
             return self._stop(f"{record.host} joins")
@@ -212,19 +212,19 @@ class Coordinator:
     def _on_cannot_join(self, record: NodeCannotJoin) -> list[Outgoing]:
         """Before the first round, a run that cannot do without the node ends, and all nodes are told."""
         if self._cannot_start:
-            self._to_come -= 1
+            self._untold_count -= 1
             return self._all_left()
         is_needed = self.min_nodes == self.max_nodes or record.node_index == self.server_index
         if not is_needed or self.participants or self.assigned or self.phase is not Phase.WAITING:
             return []
         self._cannot_start, self.phase = RunCannotStart(record.reason, record.exit_code), Phase.FINISHED
-        self._yet_to_leave = set(self._waiting) - {self.server_index}
-        self._to_come = self.min_nodes - 1 - len(self._waiting)
+        self._not_left = set(self._waiting) - {self.server_index}
+        self._untold_count = self.min_nodes - 1 - len(self._waiting)
         return [*(Outgoing(index, self._cannot_start) for index in self._waiting), *self._all_left()]
 
     def _all_left(self) -> list[Outgoing]:
         """After the end: whether the node that serves the rendezvous may go."""
-        return [Outgoing(self.server_index, AllNodesLeft())] if not self._yet_to_leave and self._to_come <= 0 else []
+        return [Outgoing(self.server_index, AllNodesLeft())] if not self._not_left and self._untold_count <= 0 else []
 
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
@@ -234,7 +234,7 @@ class Coordinator:
         removed = [index for index in self.assigned if index not in kept]
         self.assigned = tuple(dict.fromkeys(record.assigned))
         self.departing, self.spares = record.departing, record.spares
-        return [*(sent for index in removed for sent in self.on_left_or_lost(index)), *self._form_if_complete()]
+        return [*(sent for index in removed for sent in self.on_gone(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
@@ -242,13 +242,13 @@ class Coordinator:
         joined = [self._waiting[index] for index in self.participants]
         self.attempt = max(self.attempt, *(node.attempt for node in joined))
         self.restarts.restart_count = max(self.restarts.restart_count, *(node.restart_count for node in joined))
-        departing = [i for i, node in self._waiting.items() if node.departs and i not in self.participants]
+        departing = [i for i, node in self._waiting.items() if node.why_departs and i not in self.participants]
         listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
         return [listen, *map(self._no_place, departing)]
 
     def _chosen(self) -> list[int]:
         """The nodes of the next round where nodes join by themselves; of those that depart only as many as it needs."""
-        staying = [index for index, node in self._waiting.items() if not node.departs]
+        staying = [index for index, node in self._waiting.items() if not node.why_departs]
         departing = sorted(self._waiting.keys() - staying, key=lambda index: (index not in self.participants, index))
         needed = departing[: max(0, self.min_nodes - len(staying))]
         return _in_rank_order(self.participants, [*staying, *needed])[: self.max_nodes]
@@ -296,10 +296,10 @@ class Coordinator:
         sent = self._stop("") if record.outcome == "failed" or is_stopped_alone else []
         return [*sent, *self._finish_round()]
 
-    def on_left_or_lost(self, node_index: int, what: str = "is lost") -> list[Outgoing]:
-        """The node says that it leaves, it is silent, or the launcher of all nodes does not name it any more."""
+    def on_gone(self, node_index: int, what: str = "is lost") -> list[Outgoing]:
+        """The node leaves, is silent, or was removed by the launcher of all nodes, which does not name it any more."""
         if self.phase is Phase.FINISHED:
-            self._yet_to_leave.discard(node_index)
+            self._not_left.discard(node_index)
             return self._all_left()
         self._waiting.pop(node_index, None)
         self._absent.add(node_index)
@@ -327,7 +327,7 @@ class Coordinator:
             return [*told, *self._form_if_complete()]  # Of nodes that waited, if no participant is left.
         self.phase = Phase.FINISHED
         receivers = dict.fromkeys([*self.participants, *self._waiting])
-        self._yet_to_leave = receivers.keys() - self._absent - {self.server_index}
+        self._not_left = receivers.keys() - self._absent - {self.server_index}
         return [*self._tell(verdict, receivers, {}), *self._all_left()]
 
     def _tell(self, verdict: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:

@@ -347,7 +347,7 @@ def of_spare(verdict: RoundVerdict) -> AttemptResult:
 
 
 def of_node_that_left(result: AttemptResult) -> AttemptResult:
-    """``result`` of a node that has lost its launcher. Another attempt follows, but of the other nodes only."""
+    """``result`` of a node that has lost its launcher and ends. ``attempt_follows``: the other nodes go on."""
     return replace(result, outcome="stopped", attempt_follows=True, decision=_GOES_ON)
 
 

@@ -37,7 +37,7 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     MemberReady,
     MemberSpec,
-    NodeJoined,
+    NodeReady,
     RoundFormed,
     RoundVerdict,
     StopRound,
@@ -194,7 +194,7 @@ def answers(number: int, record: object) -> list[object]:
     """What an agent says to a record of the coordinator or of its member: its workers end at once."""
     match record:
         case MemberReady() | RoundVerdict(attempt_follows=True):
-            return [NodeJoined(number, f"node{number}", 8, "127.0.0.1")]
+            return [NodeReady(number, f"node{number}", 8, "127.0.0.1")]
         case ListenForWorkersStore(attempt=attempt):
             return [WorkersStoreListens(number, attempt, "127.0.0.1", 1234)]
         case StopRound(attempt=attempt):
@@ -220,7 +220,7 @@ class PlayedMember:
         self._await_next()
 
     def send(self, record: object) -> None:
-        if isinstance(record, NodeJoined):
+        if isinstance(record, NodeReady):
             record = replace(record, nonce=self._nonce)
         send_to_coordinator(self._store, self._signer, self._prefix, record)
 
@@ -274,7 +274,7 @@ class Played:
     def meet(self) -> None:
         for number, each in self._members.items():
             each.beat()
-            each.send(NodeJoined(number, f"node{number}", 8, "127.0.0.1"))
+            each.send(NodeReady(number, f"node{number}", 8, "127.0.0.1"))
         self._await_round()
 
     def beat(self) -> None:

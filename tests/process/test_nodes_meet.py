@@ -353,7 +353,7 @@ STRANGER = """
 import sys
 from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
-joined = '{"record":"NodeJoined","node_index":1,"host":"evil","local_world_size":8}'
+joined = '{"record":"NodeReady","node_index":1,"host":"evil","local_world_size":8}'
 for _ in range(3):
     number = store.add("ddplaunch/none/in/count", 1)
     store.set(f"ddplaunch/none/in/{number}", joined)

@@ -77,7 +77,7 @@ def test_an_option_that_has_no_place_on_the_help_page_is_told(
 
 def test_a_feature_names_settings() -> None:
     for feature in features.FEATURES:
-        for setting in filter(None, (*feature.before_run, feature.when)):
+        for setting in filter(None, (*feature.early_if, feature.watch_if)):
             attrgetter(setting)(LaunchConfig(script="x.py"))
 
 

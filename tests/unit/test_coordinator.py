@@ -13,8 +13,8 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import AssignNodes
 from ddplaunch.protocol.rendezvous import (
     NodeCannotJoin,
-    NodeJoined,
     NodeLeft,
+    NodeReady,
     NodeStopsRound,
     ReportToServer,
     RoundFormed,
@@ -67,9 +67,9 @@ class Job:
     # Before a round.
 
     def join(self, index: str, *given: str) -> None:
-        """With fields of NodeJoined: ``join 1 attempt=3``."""
+        """With fields of NodeReady: ``join 1 attempt=3``."""
         joined = {"host": f"host{index}", "local_world_size": 2, **golden.keywords(", ".join(given))}
-        self._send(NodeJoined(int(index), **joined))
+        self._send(NodeReady(int(index), **joined))
 
     def listen(self, index: str = "", attempt: str = "") -> None:
         """The first node of the round does, or another, or one for another attempt."""
@@ -201,7 +201,7 @@ def test_what_a_node_is_told_does_not_grow_with_the_others() -> None:
     lengths = []
     for count in (10, 999):
         job = Job(assigned=tuple(range(count)))
-        sent = [each for index in range(count) for each in job.coordinator.receive(NodeJoined(index, "host", 2))]
+        sent = [each for index in range(count) for each in job.coordinator.receive(NodeReady(index, "host", 2))]
         assert [each.node_index for each in sent] == [0]
         formed = job.coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1234))
         lengths.append(len(wire.encode(formed[0].record)))

@@ -69,7 +69,7 @@ def test_a_refused_node_that_is_lost_before_the_decision_is_replaced_once() -> N
     job = Job((1, 3), "a", "b", "c")
     job.report(1, ROW)
     job.nodes.sweep(job.nodes.all[1])
-    job.participants.continue_without(job.nodes.all[1])
+    job.participants.replace_or_shrink(job.nodes.all[1])
     job.decide(after_s=60)
     assert (job.participants.indices, job.errors) == ([0, 2], [])
 
@@ -91,7 +91,7 @@ def test_differences_are_shown_once_and_a_node_that_comes_later_is_compared_too(
     job.report(2, cpus=2)
     assert job.said == ["the nodes differ in CPUs: 4 on c, 8 on a,b"]
     for lost, spare, cpus in ((2, 3, 8), (1, 4, 16)):
-        job.participants.continue_without(job.nodes.all[lost])
+        job.participants.replace_or_shrink(job.nodes.all[lost])
         job.report(spare, cpus=cpus)
     assert job.said[1:] == [
         "d replaces c",

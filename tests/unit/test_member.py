@@ -17,8 +17,8 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     MemberReady,
     MemberSpec,
-    NodeJoined,
     NodeLeft,
+    NodeReady,
     RecordsRejected,
     RendezvousLost,
     RoundFormed,
@@ -73,7 +73,7 @@ class Node:
         self._channel.flush()
 
     def join(self) -> None:
-        self.send(NodeJoined(self.index, f"node{self.index}", 1))
+        self.send(NodeReady(self.index, f"node{self.index}", 1))
 
     def wait_for(self, kind: type) -> Any:
         return wait_until(lambda: [record for record in self.received if isinstance(record, kind)])[-1]
@@ -134,7 +134,7 @@ def test_a_stranger_sends_no_workers_to_a_store_of_his_own(make_nodes: Callable[
     assert [node.wait_for(RecordsRejected) for node in nodes] == [RecordsRejected(1)] * 2
 
 
-@pytest.mark.parametrize("text", ["no record", '["NodeJoined", {"node_index": "x"}]', "", "x" * 100_000])
+@pytest.mark.parametrize("text", ["no record", '["NodeReady", {"node_index": "x"}]', "", "x" * 100_000])
 def test_a_malformed_record_of_a_run_without_a_secret_is_ignored_and_counted(
     make_nodes: Callable[..., list[Node]], text: str
 ):
@@ -183,8 +183,8 @@ def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvou
     """Its record may arrive after that of the launcher."""
     store = MemoryStore()
     first, second = make_nodes(store, silent_after_s=1.5, assigned=(0, 1))
-    first.send(NodeJoined(7, "given up", 1))
-    first.send(NodeJoined(1, "node1", 1))
+    first.send(NodeReady(7, "given up", 1))
+    first.send(NodeReady(1, "node1", 1))
     second.close()
     assert first.wait_for(NodeSilent) == NodeSilent("job7", 1, 1.5)
     assert len([record for record in first.received if isinstance(record, NodeSilent)]) == 1

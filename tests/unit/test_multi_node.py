@@ -27,8 +27,8 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.rendezvous import (
     MemberSpec,
     NodeCannotJoin,
-    NodeJoined,
     NodeLeft,
+    NodeReady,
     NoFreePlace,
     RendezvousLost,
     RoundFormed,
@@ -43,7 +43,7 @@ from tests.support.members import GIVE_UP, READY, Node, nodes
 
 ROUND = a_round(node_rank=3, nnodes=4, first_rank=3, world_size=4)
 JOINS = {MemberSpec: [READY]}
-TAKES_PART = {**JOINS, NodeJoined: [RoundFormed(ROUND)]}
+TAKES_PART = {**JOINS, NodeReady: [RoundFormed(ROUND)]}
 FAILED = AttemptResult(0, "failed", (), 1.0)
 
 
@@ -66,7 +66,7 @@ def in_first_round(
     new_node: NewNode, spec: AgentSpec, *, shares_host: bool = False
 ) -> tuple[MultiNodeRendezvous, list[object]]:
     """A node that has joined the run ``theirs``, and takes part in its first round; and what its launcher gets."""
-    node = new_node(spec, {**JOINS, NodeJoined: [RoundFormed(ROUND, shares_host)]})
+    node = new_node(spec, {**JOINS, NodeReady: [RoundFormed(ROUND, shares_host)]})
     assert node.rendezvous.next_round() == (ROUND, None)
     assert node.sent == [RunIdAgreed("theirs")]
     node.sent.clear()
@@ -79,7 +79,7 @@ def in_first_round(
 def test_without_files_the_nodes_agree_on_the_run_id_only(new_node: NewNode, spec: AgentSpec) -> None:
     without = replace(spec, node_dir=None)
     rendezvous, sent = in_first_round(new_node, without)
-    assert rendezvous.complete(without) == replace(without, run_id="theirs")
+    assert rendezvous.with_agreed(without) == replace(without, run_id="theirs")
     assert sent == [FirstRoundFormed()]
 
 
@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_moved_is_used_where_it_is(
 
     monkeypatch.setattr(run_folder, "move_into_run", fail)
     rendezvous, sent = in_first_round(new_node, spec)
-    assert rendezvous.complete(spec) == replace(spec, run_id="theirs")
+    assert rendezvous.with_agreed(spec) == replace(spec, run_id="theirs")
     text = f"the logs of gpu1 are in {spec.node_dir}, not in the folder of theirs: No space left on device"
     assert sent == [Notice(text, -1), FirstRoundFormed()]
 
@@ -100,7 +100,7 @@ def test_one_launcher_of_all_nodes_has_named_the_folders_already(new_node: NewNo
     node = new_node(replace(spec, one_launcher_leads=True), TAKES_PART)
     node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)))
     assert node.rendezvous.next_round()
-    assert node.rendezvous.complete(spec) is spec
+    assert node.rendezvous.with_agreed(spec) is spec
 
 
 # Rounds.
@@ -112,7 +112,7 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(new_
     assert node.rendezvous.next_round()
     assert node.rendezvous.finish_round(FAILED, has_unkillable=False).restart_follows
     assert node.rendezvous.next_round()
-    assert node.told[-1] == NodeJoined(3, "gpu1", 1, "127.0.0.1", attempt=1, restart_count=1)
+    assert node.told[-1] == NodeReady(3, "gpu1", 1, "127.0.0.1", attempt=1, restart_count=1)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_no_attempt_follows_a_lost_rendezvous_on_a_node_with_processes_that_cann
 def test_a_node_that_joins_while_the_last_round_is_stopped_leaves_with_the_result_of_the_job(
     new_node: NewNode, spec: AgentSpec
 ) -> None:
-    node = new_node(spec, {**JOINS, NodeJoined: [RoundVerdict(0, "failed", decision="not restarted: no")]})
+    node = new_node(spec, {**JOINS, NodeReady: [RoundVerdict(0, "failed", decision="not restarted: no")]})
     node.answers[NodeLeft] = [lambda: node.post(lambda: None)]
     assert node.rendezvous.next_round() is None
     assert node.sent[1:] == [
@@ -194,10 +194,10 @@ def test_what_a_rendezvous_says_that_was_left_is_ignored(new_node: NewNode, spec
     of_other = [RoundFormed(replace(ROUND, master_port=1))]
 
     def move() -> None:
-        node.answers[NodeJoined] = [RoundFormed(ROUND)]
+        node.answers[NodeReady] = [RoundFormed(ROUND)]
         node.post(JoinRendezvous(replace(config, token="job7#1", attempt=1)))
 
-    node.answers[NodeJoined] = [move, *of_other]
+    node.answers[NodeReady] = [move, *of_other]
     node.post(JoinRendezvous(config))
     assert node.rendezvous.next_round() == (ROUND, None)
 
@@ -228,7 +228,7 @@ def test_a_clock_is_compared_but_for_the_time_of_records_on_the_way(
 ) -> None:
     arrived_s = 1000.0 + delay_s
     formed = RoundFormed(ROUND, joined_time_s=arrived_s, time_s=arrived_s + waited_s)
-    node = new_node(spec, {**JOINS, NodeJoined: [formed]})
+    node = new_node(spec, {**JOINS, NodeReady: [formed]})
     assert node.rendezvous.clock_ahead_s == (float("-inf"), float("inf"))
     times = iter((1000.0 + ahead_s, arrived_s + waited_s + delay_s + ahead_s))
     monkeypatch.setattr(time, "time", lambda: next(times))
@@ -239,7 +239,7 @@ def test_a_clock_is_compared_but_for_the_time_of_records_on_the_way(
 def test_a_node_that_joins_again_too_late_for_the_round_takes_no_clock_for_wrong(
     new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = new_node(spec, {**JOINS, NodeJoined: []})
+    node = new_node(spec, {**JOINS, NodeReady: []})
     client = node.rendezvous._connect()
     assert client
     now_s = 1000.0
@@ -247,13 +247,13 @@ def test_a_node_that_joins_again_too_late_for_the_round_takes_no_clock_for_wrong
     node.rendezvous._join(client)
     now_s = 1300.0
     node.rendezvous.handle_event(NodeDeparts("SLURM drains it"))
-    client._handle(RoundFormed(ROUND, joined_time_s=1001.0, time_s=1299.0))  # Sent before the second NodeJoined came.
+    client._handle(RoundFormed(ROUND, joined_time_s=1001.0, time_s=1299.0))  # Sent before the second NodeReady came.
     assert node.rendezvous.clock_ahead_s == (-1.0, 1.0)
 
 
 def waited_s(new_node: NewNode, spec: AgentSpec, *said: object, **config: float) -> float:
     """How long a node that has joined waits for a round when its member has ``said`` this."""
-    node = new_node(spec, {**JOINS, NodeJoined: [*said, GIVE_UP]}, **config)
+    node = new_node(spec, {**JOINS, NodeReady: [*said, GIVE_UP]}, **config)
     if spec.one_launcher_leads:
         settings = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, **config)
         node.post(JoinRendezvous(settings))

@@ -135,7 +135,7 @@ class Job:
         self.participants.on_suspend()
 
     def without(self, host: str) -> None:
-        self.participants.continue_without(self._node(host))
+        self.participants.replace_or_shrink(self._node(host))
 
     def state(self, host: str, name: str) -> None:
         self._node(host).state = NodeState[name]

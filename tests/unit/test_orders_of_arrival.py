@@ -79,7 +79,7 @@ class Launcher:
         return list(filter(None, handle.sent))  # Without its AgentSpec.
 
     def lose(self, index: int) -> None:
-        self.participants.continue_without(self._nodes.all[index])
+        self.participants.replace_or_shrink(self._nodes.all[index])
 
     def move(self) -> None:
         self.participants.begin_new_rendezvous(self._nodes.all[3], "its member has ended")

@@ -12,7 +12,7 @@ from ddplaunch.protocol.launcher_agent import JoinRendezvous, Notice
 from ddplaunch.protocol.rendezvous import (
     MemberReady,
     MemberSpec,
-    NodeJoined,
+    NodeReady,
     NoFreePlace,
     RecordsRejected,
     RendezvousLost,
@@ -39,16 +39,16 @@ def told(
     node_dir: str | None = None,
     **config: Any,
 ) -> str:
-    """What the user reads of a node whose member says this when it has started, and then to its NodeJoined."""
+    """What the user reads of a node whose member says this when it has started, and then to its NodeReady."""
     spec = agent_spec(host="gpu1", one_launcher_leads=one_launcher, node_dir=node_dir)
     error = ""
     with nodes() as new_node:
-        node = new_node(spec, {MemberSpec: said_first, NodeJoined: said_then}, **config)
+        node = new_node(spec, {MemberSpec: said_first, NodeReady: said_then}, **config)
         if one_launcher:
             node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, attempt=1)))
         try:
             if node.rendezvous.next_round():
-                node.rendezvous.complete(spec)
+                node.rendezvous.with_agreed(spec)
         except LaunchError as failure:
             error = f"error: {failure.message}\n{failure.hint}"
     notices = [record for record in node.sent if isinstance(record, Notice)]

@@ -15,8 +15,8 @@ from ddplaunch.protocol.launcher_agent import AssignNodes
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
-    NodeJoined,
     NodeLeft,
+    NodeReady,
     NodeStopsRound,
     RoundFormed,
     StopRound,
@@ -136,7 +136,7 @@ class Rounds(RuleBasedStateMachine):
 
     def join(self, node: Node) -> None:
         node.joined = True
-        self.send(NodeJoined(node.index, f"host{node.index}", SIZES[node.index]))
+        self.send(NodeReady(node.index, f"host{node.index}", SIZES[node.index]))
 
     @rule(data=st.data())
     def one_joins(self, data: st.DataObject) -> None:

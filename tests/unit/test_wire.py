@@ -32,7 +32,7 @@ from ddplaunch.protocol.launcher_agent import (
     PassSignal,
     StopWorkers,
 )
-from ddplaunch.protocol.rendezvous import NodeJoined
+from ddplaunch.protocol.rendezvous import NodeReady
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.protocol.specs import ProcessSpec
@@ -219,7 +219,7 @@ def test_an_attempt_has_no_more_exits_than_a_node_has_workers() -> None:
 @pytest.mark.parametrize("host", ["a\nb", "\x1b]0;owned\x07", "\x9b31m", "\u202e", "\udcff"])
 def test_a_name_that_could_steer_the_terminal_is_refused(host: str) -> None:
     with pytest.raises(ProtocolError, match="is not one line of printable text"):
-        decode(encode(NodeJoined(0, host, 1)), (NodeJoined,))
+        decode(encode(NodeReady(0, host, 1)), (NodeReady,))
 
 
 @pytest.mark.parametrize("character", ["x", "é", "\udcff"])
@@ -233,7 +233,7 @@ def test_a_long_text_is_cut_and_says_so(character: str) -> None:
 
 @pytest.mark.parametrize("host", ["x" * 10_000, "é" * 10_000])
 def test_a_long_name_costs_no_node(host: str) -> None:
-    joined = decode(encode(NodeJoined(0, host, 1)), (NodeJoined,))
+    joined = decode(encode(NodeReady(0, host, 1)), (NodeReady,))
     assert (len(joined.host), joined.host[:1], joined.host[-6:]) == (4096, host[:1], "…[cut]")
 
 

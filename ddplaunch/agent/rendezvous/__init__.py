@@ -54,7 +54,7 @@ class Rendezvous:
         """Whether this node has met others, or has heard that the run does not start."""
         return True
 
-    def complete(self, spec: AgentSpec) -> AgentSpec:
+    def with_agreed(self, spec: AgentSpec) -> AgentSpec:
         """``spec`` with what the nodes have agreed on before the first round: run id, folder and ``max_restarts``."""
         return spec
 
@@ -72,7 +72,7 @@ class Rendezvous:
     def clock_ahead_s(self) -> tuple[float, float]:
         """How far this node's wall clock is ahead of that of the node that serves the rendezvous, in seconds.
 
-        At least and at most: that node tells when, by its clock, this node's NodeJoined had arrived, and when it sent
+        At least and at most: that node tells when, by its clock, this node's NodeReady had arrived, and when it sent
         the RoundFormed. So much is certain, however long the records were on their way.
         """
         return -math.inf, math.inf

@@ -33,8 +33,8 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     MemberReady,
     MemberSpec,
-    NodeJoined,
     NodeLeft,
+    NodeReady,
     NoFreePlace,
     RecordsRejected,
     RendezvousLost,
@@ -124,7 +124,7 @@ class RendezvousClient:
         self.waiting_nodes = WaitingNodes(self._host, 1, (len(config.assigned) or config.min_nodes) - 1)
         self.address = ""
         self._search_failure: str | None = None
-        self._rejected_count, self._joined_time_s, self._departs = 0, 0.0, ""
+        self._rejected_count, self._joined_time_s, self._why_departs = 0, 0.0, ""
         self.endpoint_socket, self._addresses = network.bind_endpoint(self._host, config)
         self.is_server = self.endpoint_socket is not None
         self._port: int = self.endpoint_socket.getsockname()[1] if self.endpoint_socket else config.port
@@ -186,16 +186,16 @@ class RendezvousClient:
             one_launcher_leads=spec.one_launcher_leads,
         )
 
-    def join(self, local_world_size: int, attempt: int, departs: str, restart_count: int) -> None:
-        """Join the next round; the parameters are as in NodeJoined. ``formed`` and ``verdict`` are then its own."""
+    def join(self, local_world_size: int, attempt: int, why_departs: str, restart_count: int) -> None:
+        """Join the next round; the parameters are as in NodeReady. ``formed`` and ``verdict`` are then its own."""
         if not self.ready:
             return
         if self.formed or self.verdict or not self._joined_time_s:  # Else it is said again, and may come too late.
             self._joined_time_s = time.time()
         self.formed = self.verdict = None
-        self._departs = departs
+        self._why_departs = why_departs
         index, address = self.ready.node_index, self.ready.server_address
-        self.send(NodeJoined(index, self._host, local_world_size, address, attempt, departs, restart_count))
+        self.send(NodeReady(index, self._host, local_world_size, address, attempt, why_departs, restart_count))
 
     def take_store_listener(self) -> socket.socket | None:
         """The bound socket of the workers' store, on the first node of the round; the caller must close it."""
@@ -342,8 +342,8 @@ class RendezvousClient:
             f"the run at {self.endpoint} has all nodes that it needs ({', '.join(hosts)}); "
             f"{self._host} waits until a node is lost"
         )
-        if self._departs:
-            text = f"{self._host} takes no part: {self._departs}; it waits until the run ends, or needs it"
+        if self._why_departs:
+            text = f"{self._host} takes no part: {self._why_departs}; it waits until the run ends, or needs it"
         if not self.has_no_place:
             self._node.outbox.send(Notice(text))
         self.has_no_place = True

@@ -62,10 +62,11 @@ class MultiNodeRendezvous(Rendezvous):
         self._one_launcher_leads = node.spec.one_launcher_leads
         self._local_world_size = local_world_size
         self._next_config = node.spec.rendezvous
+        """Of the rendezvous that this node joins next. If the launcher assigns one, the present one is over."""
         self._client: RendezvousClient | None = None
         self._next_attempt = self._restart_count = 0
         self._is_agreed = False
-        self._departs = ""
+        self._why_departs = ""
         self._join_until, self._others_import = NEVER, False
 
     @property
@@ -135,9 +136,9 @@ class MultiNodeRendezvous(Rendezvous):
         self._wait_for(lambda: bool(client.formed or client.verdict), lambda: self._join_deadline(client))
 
     def _join(self, client: RendezvousClient) -> None:
-        client.join(self._local_world_size, self._next_attempt, self._departs, self._restart_count)
+        client.join(self._local_world_size, self._next_attempt, self._why_departs, self._restart_count)
 
-    def complete(self, spec: AgentSpec) -> AgentSpec:
+    def with_agreed(self, spec: AgentSpec) -> AgentSpec:
         client = self._client
         if self._one_launcher_leads or self._is_agreed or not (client and client.ready and client.formed):
             return spec
@@ -344,7 +345,7 @@ class MultiNodeRendezvous(Rendezvous):
             client.send(event)
 
     def _on_departs(self, reason: str) -> None:
-        """The coordinator learns of it with the next NodeJoined, or with another one if it has got one already."""
-        self._departs, client = reason, self._client
+        """The coordinator learns of it with the next NodeReady, or with another one if it has got one already."""
+        self._why_departs, client = reason, self._client
         if client and not client.formed and not client.verdict:
             self._join(client)

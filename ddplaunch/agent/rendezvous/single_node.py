@@ -39,7 +39,7 @@ class SingleNodeRendezvous(Rendezvous):
 
     def next_round(self) -> tuple[Round, socket.socket]:
         """As ``Rendezvous.next_round``. Raises a LaunchError if the store cannot listen at its address and port."""
-        from ddplaunch.protocol.rendezvous import NodeJoined, RoundFormed, WorkersStoreListens
+        from ddplaunch.protocol.rendezvous import NodeReady, RoundFormed, WorkersStoreListens
 
         spec, size, attempt = self._spec, self._local_world_size, self._coordinator.attempt
         address = spec.master_addr or "127.0.0.1"
@@ -47,7 +47,7 @@ class SingleNodeRendezvous(Rendezvous):
         has_store = size > 1
         # Bound here, so that no other process gets the port.
         listener = listen(spec.host, address, spec.master_port or 0, only_reserve=not has_store)
-        self._coordinator.receive(NodeJoined(0, spec.host, size))
+        self._coordinator.receive(NodeReady(0, spec.host, size))
         listens = WorkersStoreListens(0, attempt, address, listener.getsockname()[1])
         return replace(self._answer(RoundFormed, listens).round, has_store=has_store), listener
 

@@ -38,7 +38,8 @@ class SchedulerRow:
         variables: environment variables that are all set where this scheduler started ddplaunch.
         reader: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``. It
             returns None if they are those of another job, or say too little.
-        job_reader: the same for ``LaunchConfig.slurm_job``, and whether this is the run's first launcher; empty: none.
+        job_reader: for SLURM: ``module:name`` of the function that reads ``LaunchConfig.slurm_job`` of these variables,
+            and of whether this is the run's first launcher. No other row has one: that field is about SLURM.
         own_variables: patterns of the names of its variables, which are not forwarded to other machines.
         ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
             shows a usage error.

@@ -92,7 +92,8 @@ class NodeWatch(Watch):
         if self._config.each_node_has_launcher:
             self._on_own("; ".join(leaving[name] for name in matching(leaving, self._hosts).values()))
             return
-        self._participants.pass_over(matching(leaving, self._nodes.hosts))
+        found = matching(leaving, self._nodes.hosts)
+        self._participants.pass_over({host: leaving[name] for host, name in found.items()})
         participants = [self._nodes.all[index] for index in self._participants.indices]
         known = matching(leaving, [node.host for node in participants])
         reasons = [(node, leaving[known[node.host]]) for node in participants if node.host in known]
