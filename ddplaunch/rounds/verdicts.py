@@ -2,17 +2,8 @@
 
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
 restart is left and can help, the verdict, and the result of each node. Pure, but for ``Restarts``, in which it counts
-and notes failures. ``Coordinator`` calls it:
-
-============================  ========================================  =========================================
-start                         who has the coordinator                   whose --max-restarts counts
-============================  ========================================  =========================================
-one node                      the agent, in ``SingleNodeRendezvous``    the option
-one launcher leads all nodes  the member of the node that serves the    the option, equal in every ``AgentSpec``
-                              rendezvous, in ``CoordinatorRunner``
-each node has a launcher      the same                                  the option of the launcher on that node;
-                                                                        ``RoundFormed`` tells it to the others
-============================  ========================================  =========================================
+and notes failures. ``Coordinator`` calls it. docs/architecture.md ("Where does --max-restarts act?") has a table of the
+three ways to start: which process runs the coordinator, and whose ``--max-restarts`` counts.
 
 The agents of all nodes get the verdict, and report it to their launcher (``AttemptEnded``). A launcher that leads all
 nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after a loss,

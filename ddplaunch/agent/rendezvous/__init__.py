@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     Wait = Callable[[Callable[[], bool], float | Callable[[], float]], bool]
     """Handles events until a condition holds (True), or until a deadline, which may change (False)."""
 
+TELL_S = 30.0
+"""For so long a node that takes no part tells the others: by its member, if torch is loaded (``tell_cannot_join``), or
+by a process without torch, when the agent ends (``cannot_join``)."""
+
 
 class Rendezvous:
     """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.launcher_channel import LauncherLost
 from ddplaunch.agent.parts import NodeServices
+from ddplaunch.agent.rendezvous import TELL_S
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 TELLER_MODULE = "ddplaunch.rendezvous.tell_without_torch"
 """Started by its name: the agent must not import the rendezvous package. A test checks that the module exists."""
 
-_TELL_S, _POLL_S = 30.0, 0.1
+_POLL_S = 0.1
 _MAX_REASON = 1000
 
 
 def tell(spec: AgentSpec, failed: AgentFailed, mailbox: Mailbox[object], send: Callable[[object], None]) -> None:
-    """Tell them until they have heard it, for up to 30 s; whatever would stop this agent ends it. Does not raise.
+    """Tell them until they have heard it, for up to ``TELL_S``; whatever would stop this agent ends it. Does not raise.
 
     Does nothing if this node has ``failed`` to meet them, or if none waits for this one until it has lost patience: a
     launcher that leads all nodes learns it by AgentFailed, and where a node may be missing, another one may still come.
@@ -53,7 +54,7 @@ def tell(spec: AgentSpec, failed: AgentFailed, mailbox: Mailbox[object], send: C
     with contextlib.suppress(LaunchError, OSError):  # Then there is nobody to tell, or no process to do it.
         client = RendezvousClient(node, config)
         reason = quote(failed.message.partition("\n")[0], _MAX_REASON)
-        send(Notice(f"{reason}; telling the other nodes that {spec.host} does not come, for up to {_TELL_S:.0f} s"))
+        send(Notice(f"{reason}; telling the other nodes that {spec.host} does not come, for up to {TELL_S:.0f} s"))
         cannot_join = NodeCannotJoin(config.node_index or 0, f"{spec.host} does not come: {reason}", failed.exit_code)
         _run(client, wire.encode(client.member_spec()) + wire.encode(cannot_join), mailbox)
 
@@ -61,7 +62,7 @@ def tell(spec: AgentSpec, failed: AgentFailed, mailbox: Mailbox[object], send: C
 def _run(client: RendezvousClient, records: bytes, mailbox: Mailbox[object]) -> None:
     text = f"{IMPORT_PACKAGE}; from {TELLER_MODULE} import main; main()"
     fds = [client.endpoint_socket.fileno()] if client.endpoint_socket else []
-    command, deadline = [sys.executable, "-c", text, PACKAGE_ROOT, *map(str, fds)], time.monotonic() + _TELL_S
+    command, deadline = [sys.executable, "-c", text, PACKAGE_ROOT, *map(str, fds)], time.monotonic() + TELL_S
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=fds)
     try:
         if process.stdin:

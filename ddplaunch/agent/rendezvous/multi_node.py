@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import this_node
-from ddplaunch.agent.rendezvous import Rendezvous
+from ddplaunch.agent.rendezvous import TELL_S, Rendezvous
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.mailbox import NEVER
@@ -46,9 +46,6 @@ _SERVER_LEAVES_S = 0.2
 
 _VERDICT_S = 30.0
 """Added to the time in which the other nodes stop their workers, or are lost: so late the verdict may come."""
-
-_TELL_S = 30.0
-"""For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
 
 _HARDWARE_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
 _FAILED_HINT = "The launcher on that node has printed more."
@@ -172,7 +169,7 @@ class MultiNodeRendezvous(Rendezvous):
             return
         is_fixed = config.min_nodes == config.max_nodes
         with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
-            client = self._connect(_TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
+            client = self._connect(TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
             if client and client.ready:
                 client.send(NodeCannotJoin(client.ready.node_index, reason))
                 self._await_others(client)
@@ -180,9 +177,9 @@ class MultiNodeRendezvous(Rendezvous):
     def _await_others(self, client: RendezvousClient) -> None:
         """On the node that serves the rendezvous: stay until the others have heard that the job does not start."""
         if client.is_server:
-            client.tell_progress(f"telling the other nodes that the job does not start, for up to {_TELL_S:.0f} s")
+            client.tell_progress(f"telling the other nodes that the job does not start, for up to {TELL_S:.0f} s")
             is_done = lambda: client.all_left or self._is_over or self._node.is_stopping()  # noqa: E731
-            self._node.wait(is_done, time.monotonic() + _TELL_S)
+            self._node.wait(is_done, time.monotonic() + TELL_S)
 
     def _connect(
         self, limit_s: float = NEVER, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
