@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS
+from tests.support.runs import PROGRAMS, ROOT
 from tests.support.ssh_jobs import job
 
 pytestmark = pytest.mark.ssh
@@ -18,10 +18,15 @@ LINES = 150_000
 
 
 @pytest.mark.slow
-def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, tmp_path):
+@pytest.mark.parametrize("calls_above", [16, 0], ids=["over SSH", "connected"])
+def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, tmp_path, calls_above):
     lab = make_lab(2)
+    site = tmp_path / "site"
+    site.mkdir()
+    text = f"import ddplaunch.features.ssh.handle as handle\nhandle._CALLS_ABOVE = {calls_above}\n"
+    (site / "sitecustomize.py").write_text(text)
     program = ("--no-python", sys.executable, PROGRAMS / "chatty.py", tmp_path, str(LINES))
-    running = job(lab, "--nproc-per-node", "1", *program)
+    running = job(lab, "--nproc-per-node", "1", *program, extra={"PYTHONPATH": f"{site}:{ROOT}"})
     running.wait_for(r"ready \(pid", 2)
     lab["node2"].slow_down(0.2, 4e5)
     (tmp_path / "go").touch()

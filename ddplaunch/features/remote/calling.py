@@ -40,8 +40,9 @@ EXITED = "@ddplaunch-exit@ "
 _TRY_S = 3.0
 """Seconds for a connection. The launcher listens already: there is no second try."""
 
-SEND_BUFFER_BYTES = 128 << 10
-"""Bytes of an agent's output that may be in transit. On a slow link they delay the agent's answers by a second."""
+SEND_BUFFER_BYTES = 32 << 10
+"""Half of the bytes of an agent's output that may be in transit, since the kernel doubles it. On a slow link they delay
+the agent's answers by a second, and so the requests to the rendezvous store."""
 
 _KEEP_ALIVE_S = 60
 CGROUP = "/proc/self/cgroup"
@@ -134,6 +135,7 @@ def _connect(address: str, given: dict[str, Any], kind: str) -> TlsSocket:
 def _become_agent(records: TlsSocket, errors: TlsSocket, marker: bytes) -> None:
     """Returns in the child. The other process is the relay, and ends here."""
     agent_streams, streams = socket.socketpair()
+    agent_streams.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     agent_stderr, stderr = socket.socketpair()
     pid = os.fork()
     if pid:
