@@ -11,7 +11,7 @@ from tests.support.runs import PROGRAMS, run
 
 HANG = PROGRAMS / "hang.py"
 HUNG = 87
-TEXT = "nothing has moved for 3 s: the job hangs"
+TEXT = r"nothing has moved for \d+ s: the job hangs"
 
 
 def hang(*arguments: str | Path, workers: int = 2, timeout: str = "3"):
@@ -58,14 +58,14 @@ def test_all_nodes_are_ended_as_hung_though_some_have_done_their_part() -> None:
     """An endless loop moves for all that anybody can tell: only --busy-timeout ends it."""
     finished = hang("--busy-timeout", "2", "--dry-run", "--nnodes", "2", HANG, "1=busy", workers=1)
     assert finished.returncode == HUNG, finished.err
-    assert "no output and no collective for 2 s (--busy-timeout)" in finished.err
+    assert re.search(r"no output and no collective for \d+ s \(--busy-timeout\)", finished.err), finished.err
     assert where(finished.err)["rank 1"].endswith("in busy")
 
 
 def test_of_a_program_nothing_more_is_told() -> None:
     finished = hang("--no-python", "sleep", "100")
     assert finished.returncode == HUNG, finished.err
-    assert TEXT in finished.err
+    assert re.search(TEXT, finished.err), finished.err
     assert "Where the ranks were" not in finished.err
 
 

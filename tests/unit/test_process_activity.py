@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from ddplaunch.features.hangs import process_activity
 from ddplaunch.features.hangs.process_activity import ProcessActivity
+from ddplaunch.features.hangs.rank_state import STARVED_SHARE
 from ddplaunch.system import procfs
 from tests.support.processes import wait_until
 
@@ -97,6 +100,38 @@ def test_the_cpu_time_of_a_thread_is_found_by_its_name() -> None:
     assert 0.04 < process_activity.thread_cpu_s(os.getpid(), b"some-thread") < 0.5
     assert process_activity.thread_cpu_s(os.getpid(), b"no-thread") == 0.0
     ended.set()
+
+
+LOOP = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(flush=True)\nwhile True: pass"
+IDLE_LOOP = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n" + LOOP
+
+
+def test_a_process_that_others_leave_no_cpu_waits_for_one() -> None:
+    """It looks still: it uses less CPU time than a rank that waits for others."""
+    with contextlib.ExitStack() as stack:
+        loops = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE))
+            for text in (IDLE_LOOP, LOOP, LOOP)
+        ]
+        for loop in loops:
+            stack.callback(loop.kill)
+            assert loop.stdout
+            assert loop.stdout.readline() == b"\n"
+        pid, before = loops[0].pid, read(loops[0].pid)
+
+        def has_waited() -> bool:
+            now = read(pid)
+            return now.at > before.at + 1.0 and now.waited_since(before) > STARVED_SHARE * (now.at - before.at)
+
+        wait_until(has_waited, 60)
+
+
+def test_a_wait_for_a_cpu_counts_before_it_has_ended() -> None:
+    """The kernel adds a wait when it is over."""
+    before = ProcessActivity(7, 100.0, {7: 3.0}, {7: 0}, 1.5, is_ready=True)
+    assert replace(before, at=104.0).waited_since(before) == 4.0
+    assert replace(before, at=104.0, cpu_s={7: 3.01}).waited_since(before) == 0.0
+    assert replace(before, at=104.0, is_ready=False, run_queue_wait_s=2.0).waited_since(before) == 0.5
 
 
 def test_what_is_received_counts() -> None:

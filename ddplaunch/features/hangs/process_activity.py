@@ -65,7 +65,9 @@ class ProcessActivity:
         io_bytes: bytes that each has passed to read(2), write(2) and their kin, or that mapped files have read and
             written, by pid.
         tcp_bytes: bytes that each TCP connection of the tree has transferred, by inode.
-        run_queue_wait_s: time for which the main thread of the first process was ready and had no CPU.
+        run_queue_wait_s: time for which the main thread of the first process was ready and had no CPU; the kernel adds
+            each wait at its end.
+        is_ready: this thread computes, or is ready to.
         unanswered: addresses of peers that do not acknowledge what the tree sends to them over TCP.
     """
 
@@ -74,6 +76,7 @@ class ProcessActivity:
     cpu_s: dict[int, float]
     io_bytes: dict[int, int]
     run_queue_wait_s: float
+    is_ready: bool = False
     tcp_bytes: dict[int, int] = field(default_factory=dict)
     unanswered: tuple[str, ...] = ()
 
@@ -88,6 +91,8 @@ class ProcessActivity:
 
     def waited_since(self, earlier: ProcessActivity) -> float:
         """Seconds for which the main thread was ready and had no CPU since ``earlier``."""
+        if self.is_ready and earlier.is_ready and not self.cpu_since(earlier):  # The wait has not ended.
+            return self.at - earlier.at
         return max(0.0, self.run_queue_wait_s - earlier.run_queue_wait_s)
 
     def busiest_child(self, earlier: ProcessActivity) -> int | None:
@@ -106,6 +111,7 @@ def read(pid: int, connections: dict[int, Connection]) -> ProcessActivity:
         cpu_s={each: _cpu_s(each) for each in tree},
         io_bytes={each: _io_bytes(each) for each in tree},
         run_queue_wait_s=_run_queue_wait_s(pid),
+        is_ready=procfs.stat(pid)[procfs.STATE : procfs.STATE + 1] == [b"R"],
         tcp_bytes={inode: found.transferred for inode, found in own.items()},
         unanswered=tuple(sorted({found.unanswered for found in own.values() if found.unanswered})),
     )
@@ -187,8 +193,8 @@ def _dump(family: int) -> Iterator[tuple[int, Connection]]:
         kernel.settimeout(_LIMIT_S)
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _CONNECTED_STATES)
         kernel.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
-        end = time.monotonic() + _LIMIT_S
-        while time.monotonic() < end:
+        end = time.thread_time() + _LIMIT_S  # On a loaded machine, a second may pass between two answers.
+        while time.thread_time() < end:
             for kind, body in _messages(kernel.recv(1 << 18)):
                 if kind in (_DONE, _ERROR):
                     return

@@ -18,6 +18,10 @@ BUSY_CPU_SHARE, BUSY_CPU_S = 0.01, 0.05
 One that sleeps, or waits in gloo, uses less. The second limit is for short windows: the kernel counts in steps of
 0.01 s, and an examination costs a little itself."""
 
+STARVED_SHARE = 0.5
+"""Seconds per second from which a rank is one that has too little of a CPU. One that waits for other ranks wakes up
+seldom, and so waits little for a CPU, however many processes want one."""
+
 BUSY_IO_BYTES_PER_S, BUSY_IO_BYTES = 1024, 64 << 10
 """Bytes per second, and bytes, from which a worker reads or writes. The stacks that it writes for us are less."""
 
@@ -112,13 +116,14 @@ def waits(evidence: RankEvidence) -> bool:
 
 
 def is_busy(evidence: RankEvidence) -> bool:
-    """Whether the rank computes, reads or writes.
+    """Whether the rank computes, reads or writes, or would if other processes left it a CPU.
 
     The rank and its descendants have used more CPU time, or have read and written more bytes, than a rank that waits.
     """
     uses_cpu = evidence.cpu_s >= max(BUSY_CPU_S, BUSY_CPU_SHARE * evidence.window_s)
     uses_io = evidence.io_bytes >= max(BUSY_IO_BYTES, BUSY_IO_BYTES_PER_S * evidence.window_s)
-    return evidence.window_s > 0 and (uses_cpu or uses_io)
+    has_no_cpu = evidence.run_queue_wait_s >= STARVED_SHARE * evidence.window_s
+    return evidence.window_s > 0 and (uses_cpu or uses_io or has_no_cpu)
 
 
 # GPUs.
