@@ -16,6 +16,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -68,8 +69,8 @@ def call(marker: bytes) -> str:
     given = json.loads(_line_of_stdin())
     if given.get("in_vain"):
         return "other nodes cannot connect to the launcher"
-    if _ends_with_login():
-        return "systemd ends there what a login has started, when it ends (KillUserProcesses=yes in logind.conf)"
+    if why_it_ends := _ends_with_login():
+        return f"systemd ends there what a login has started, when it ends ({why_it_ends})"
     why = []
     for address in given["addresses"] or os.environ.get("SSH_CONNECTION", "").split()[:1]:
         with contextlib.ExitStack() as stack:
@@ -92,18 +93,22 @@ def _line_of_stdin() -> bytes:
     return line
 
 
-def _ends_with_login() -> bool:
+def _ends_with_login() -> str:
+    """Why systemd ends what a login has started, when it ends; empty if it does not."""
     with open(CGROUP) as file:
-        if "/session-" not in file.read():
-            return False
+        group = file.read()
+    if re.search(r"/ssh\S*@\S*\.service", group):  # Each connection is a service: without PAM, the login is in it.
+        return "the login is a service of its own"
+    if "/session-" not in group:
+        return ""
     import subprocess
 
     place = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["busctl", "--system", "get-property", *place, "KillUserProcesses"]
         told = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SYSTEMD_S, check=False)
-        return told.stdout.split() == [b"b", b"true"]
-    return False
+        return "KillUserProcesses=yes in logind.conf" if told.stdout.split() == [b"b", b"true"] else ""
+    return ""
 
 
 def _connect(address: str, given: dict[str, Any], kind: str) -> TlsSocket:
