@@ -40,8 +40,9 @@ _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbf
 _MAX_SHARED, _MAX_SHARED_BYTES = 1024, 64 << 10
 """Of records that are kept for the next one that is equal."""
 
-_MAX_KEPT, _MAX_KEPT_CHARS = 4096, 4096
-"""Of texts that are kept for the next one that is equal."""
+_MAX_SHORT, _SHORT_CHARS = 32 << 10, 256
+_MAX_TEXTS, _MAX_CHARS = 1024, 32 << 10
+"""Of short texts, as names of hosts, and of others, as stacks: kept for the next one that is equal; 40 MB at most."""
 
 _MARSHAL_VERSION = 2
 """Gives equal values of JSON equal bytes, as later versions do not, in a sixth of the time that JSON takes."""
@@ -315,14 +316,20 @@ def _text_reader(limit: Limit, longest: int) -> _Reader:
             value = cut(_text(value), longest)
         if not accepts(value):
             raise ProtocolError(f"{_excerpt(value)} is not {limit.description}")
-        return _kept_once(value) if len(value) <= _MAX_KEPT_CHARS else value
+        length = len(value)
+        return _short_once(value) if length <= _SHORT_CHARS else _once(value) if length <= _MAX_CHARS else value
 
     return read_text
 
 
-@functools.lru_cache(_MAX_KEPT)
-def _kept_once(text: str) -> str:
+@functools.lru_cache(_MAX_SHORT)
+def _short_once(text: str) -> str:
     """The text that is kept already, of equal ones: those of many ranks. ``sys.intern`` of Python 3.12 frees none."""
+    return text
+
+
+@functools.lru_cache(_MAX_TEXTS)
+def _once(text: str) -> str:
     return text
 
 
