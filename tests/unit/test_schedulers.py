@@ -186,7 +186,7 @@ def _new_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         variables = ("NEW_RANK", "NEW_SIZE")
         rank, size = (int(environ[name]) for name in variables)
         of_process = load("ddplaunch.features.other_schedulers.readers:of_process")
-        return of_process("New", variables, (rank, size, 0, 1), "new -T {}", "new -E", environ)
+        return of_process("New", variables, (rank, size, 0, 1), ("NEW_ID",), "new -T {}", "new -E", environ)
 
     reader = "ddplaunch.features.schedulers.table"
     monkeypatch.setattr(f"{reader}.new", read, raising=False)
@@ -204,6 +204,8 @@ def test_a_launcher_that_exports_rank_and_size_alone_is_a_row_and_a_place(config
     said = told(config_of({**step("0"), "NEW_RANK": "1", "NEW_SIZE": "2", **endpoint}))
     assert "agent 1 of 2:2 meets at ('a1',) (29500,)" in said
     assert "notice 1: New: rank 1 of 2, local rank 0 of 1" in said
+    named = config_of({"NEW_RANK": "1", "NEW_SIZE": "2", "MASTER_ADDR": "a1", "NEW_ID": "start-1"})
+    assert named.run_id == "mpi-start-1"
     with pytest.raises(UsageError, match="New's variables contradict each other: NEW_RANK=2, NEW_SIZE=2"):
         config_of({"NEW_RANK": "2", "NEW_SIZE": "2"})
 

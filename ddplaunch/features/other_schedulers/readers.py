@@ -27,17 +27,23 @@ if TYPE_CHECKING:
 
 
 def _mpi(
-    name: str, variables: tuple[str, ...], per_node: str, export: str, environ: Mapping[str, str]
+    name: str,
+    variables: tuple[str, ...],
+    start_ids: tuple[str, ...],
+    per_node: str,
+    export: str,
+    environ: Mapping[str, str],
 ) -> SchedulerInfo:
     """A process of an MPI launcher; ``variables`` are the names of its rank, size, local rank and local size."""
     rank, size, local_rank, local_size = (_number(environ, variable, name) for variable in variables)
-    return of_process(name, variables, (rank, size, local_rank, local_size), per_node, export, environ)
+    return of_process(name, variables, (rank, size, local_rank, local_size), start_ids, per_node, export, environ)
 
 
 def of_process(
     name: str,
     variables: tuple[str, ...],
     numbers: tuple[int, int, int, int],
+    start_ids: tuple[str, ...],
     per_node: str,
     export: str,
     environ: Mapping[str, str],
@@ -51,6 +57,8 @@ def of_process(
         name: of the launcher, for messages.
         variables: names of those that were read, for a message.
         numbers: rank, size, local rank, local size.
+        start_ids: variables with an id of this start of all processes; token and ports are made of the first that is
+            set. No id of a job, and no variable of another launcher: two starts inside one job would inherit the same.
         per_node: for messages: the command that starts ``{}`` processes on each node.
         export: for messages: what gives variables to all processes, like ``mpirun -x``.
         environ: the environment of this process.
@@ -65,7 +73,7 @@ def of_process(
     by_node = rank % local_size == local_rank
     tasks_per_node = () if size % local_size else (local_size,) * (size // local_size)
     task = ScheduledTask(rank, local_rank, size, local_size, rank // local_size if by_node else None, tasks_per_node)
-    start_id = next((environ[id_] for id_ in _START_IDS if environ.get(id_)), "")
+    start_id = next((environ[id_] for id_ in start_ids if environ.get(id_)), "")
     token = _token(start_id) if start_id else None
     return SchedulerInfo(
         name=name,
@@ -124,16 +132,11 @@ def _token(start_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{start_id}")[:128]
 
 
-_START_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
-"""Variables with the id of one start of all processes, of which the token and the ports of the rendezvous are made.
-
-None is the id of a scheduler's job: two mpiruns in one job have the same. MPICH's mpiexec sets no id.
-"""
-
 open_mpi = partial(
     _mpi,
     "Open MPI",
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
     "mpirun --map-by ppr:{}:node",
     "mpirun -x",
 )
@@ -141,6 +144,7 @@ jsrun = partial(
     _mpi,
     "jsrun",
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    ("PMIX_NAMESPACE",),
     "jsrun --rs_per_host 1 --tasks_per_rs {}",
     "jsrun -E",
 )
@@ -148,6 +152,7 @@ pals = partial(
     _mpi,
     "PALS",
     ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    ("PALS_APID",),
     "mpiexec --ppn {}",
     "mpiexec --env",
 )
@@ -155,6 +160,7 @@ mpich = partial(
     _mpi,
     "MPICH, Intel MPI",
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    (),  # mpiexec sets no id.
     "mpiexec -ppn {}",
     "mpiexec -genv",
 )
