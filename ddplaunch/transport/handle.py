@@ -276,8 +276,8 @@ class NodeFacts:
         kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
         failed: the step that failed before the agent could start: ``python`` or ``setup``, with ``status`` as its exit
             code, or ``call``, the connection to the launcher, with the addresses and the reasons in ``error``.
-        has_called: the agent is connected to the launcher, which reads the facts there.
-        not_called: why it is not, although it was to be.
+        has_connected: the agent is connected to the launcher, which reads the facts there.
+        not_connected: why it is not, although it was to be.
     """
 
     pid: int = 0
@@ -290,8 +290,8 @@ class NodeFacts:
     kept: str = ""
     failed: str = ""
     status: int = 0
-    has_called: bool = False
-    not_called: str = ""
+    has_connected: bool = False
+    not_connected: str = ""
 
 
 @dataclass(frozen=True)

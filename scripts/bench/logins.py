@@ -23,13 +23,13 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from ddplaunch.cluster.hosts import Host  # noqa: E402
 from ddplaunch.config import RemoteConfig  # noqa: E402
-from ddplaunch.features.remote import calling, remote_start  # noqa: E402
+from ddplaunch.features.remote import relay, remote_start  # noqa: E402
 from ddplaunch.features.ssh.connections import Connections  # noqa: E402
 from ddplaunch.system import limits  # noqa: E402
 from ddplaunch.transport.failures import HostFailure  # noqa: E402
 from ddplaunch.transport.handle import AgentConnected  # noqa: E402
 from ddplaunch.version import __version__  # noqa: E402
-from tests.support.connecting import calls_of, echo_start, handle  # noqa: E402
+from tests.support.connecting import echo_start, handle, listener_of  # noqa: E402
 from tests.support.nodes import LAB_ADDRESS, Keys, Lab, NodeOptions  # noqa: E402
 
 HOSTS = size("BENCH_NODES", 2000, 4)
@@ -40,7 +40,7 @@ LOGIN = """#!/bin/sh
 IFS= read -r start
 IFS= read -r given
 printf '%s\\n' "$given" > {fifo}
-printf '\\n%s{{"has_called": true}}\\n' '{prefix}'
+printf '\\n%s{{"has_connected": true}}\\n' '{prefix}'
 cat >/dev/null
 """
 """What a login executes: a host's agent has connected."""
@@ -54,7 +54,7 @@ def agents(fifo: str) -> None:
     with open(fifo, "rb+", 0) as logins, open(logins.fileno(), closefd=False) as lines:
         for line in lines:
             given = json.loads(line)
-            kept += [calling._connect(LAB_ADDRESS, given, kind) for kind in (calling.ERRORS, calling.RECORDS)]
+            kept += [relay._connect(LAB_ADDRESS, given, kind) for kind in (relay.ERRORS, relay.RECORDS)]
             kept[-1].sendall(remote_start.FACTS_PREFIX + facts.encode() + b"\n")
 
 
@@ -71,8 +71,8 @@ def launch(ssh_config: str) -> None:
     began = time.perf_counter()
     events: queue.SimpleQueue[object] = queue.SimpleQueue()
     connections = Connections(RemoteConfig(config=ssh_config))
-    calls = calls_of(connections)
-    handles = [handle(Host(f"h{n}"), echo_start(), connections, events.put, calls) for n in range(HOSTS)]
+    listener = listener_of(connections)
+    handles = [handle(Host(f"h{n}"), echo_start(), connections, events.put, listener) for n in range(HOSTS)]
     settled = [events.get() for _ in handles]
     wall_s, cpu, memory = time.perf_counter() - began, me.cpu_times(), me.memory_info()
     is_over.set()

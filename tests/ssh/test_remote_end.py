@@ -19,29 +19,29 @@ from tests.support.processes import state, wait_until
 from tests.support.runs import PROGRAMS, ROOT, environment
 
 pytestmark = pytest.mark.ssh
-both_ways = pytest.mark.parametrize("calls", [False, True], ids=["over SSH", "connected"])
+both_ways = pytest.mark.parametrize("connects", [False, True], ids=["over SSH", "connected"])
 
 
 def _agents(lab):
     return [pid for node in lab.nodes for pid, line in node.pids().items() if "DDPLAUNCH_START" in line]
 
 
-def _start_holding(lab, *names, calls=False):
-    command = [sys.executable, PROGRAMS / "hold_hosts.py", lab.ssh_config, "calls" if calls else "stays", *names]
+def _start_holding(lab, *names, connects=False):
+    command = [sys.executable, PROGRAMS / "hold_hosts.py", lab.ssh_config, "connects" if connects else "stays", *names]
     return lab.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
 
 
-def _hold(lab, calls):
-    program = _start_holding(lab, *(node.name for node in lab.nodes), calls=calls)
+def _hold(lab, connects):
+    program = _start_holding(lab, *(node.name for node in lab.nodes), connects=connects)
     assert program.stdout.readline() == b"connected\n"
     assert len(_agents(lab)) == len(lab.nodes)
     return program
 
 
 @both_ways
-def test_the_remote_process_ends_when_the_handle_is_closed(make_lab, calls):
+def test_the_remote_process_ends_when_the_handle_is_closed(make_lab, connects):
     lab = make_lab(2)
-    with connecting(lab, calls=calls) as them:
+    with connecting(lab, connects=connects) as them:
         them.start()
         them.settle()
         assert len(_agents(lab)) == 2
@@ -50,9 +50,9 @@ def test_the_remote_process_ends_when_the_handle_is_closed(make_lab, calls):
 
 
 @both_ways
-def test_the_remote_process_ends_when_the_launcher_is_killed(make_lab, calls):
+def test_the_remote_process_ends_when_the_launcher_is_killed(make_lab, connects):
     lab = make_lab(2)
-    with _hold(lab, calls) as program:
+    with _hold(lab, connects) as program:
         program.send_signal(signal.SIGKILL)
     wait_until(lambda: not _agents(lab))
 
@@ -73,9 +73,9 @@ def test_the_launcher_can_exit_while_servers_say_nothing(make_lab):
 
 
 @both_ways
-def test_the_launcher_can_exit_with_connections_open(make_lab, calls):
+def test_the_launcher_can_exit_with_connections_open(make_lab, connects):
     lab = make_lab(2)
-    with _hold(lab, calls) as program:
+    with _hold(lab, connects) as program:
         started_s = time.monotonic()
         program.communicate(b"end\n", timeout=20)
         assert program.returncode == 0
@@ -84,9 +84,9 @@ def test_the_launcher_can_exit_with_connections_open(make_lab, calls):
 
 
 @both_ways
-def test_an_agent_that_is_stopped_can_be_woken_and_killed(make_lab, calls):
+def test_an_agent_that_is_stopped_can_be_woken_and_killed(make_lab, connects):
     lab = make_lab(1)
-    with connecting(lab, calls=calls) as them:
+    with connecting(lab, connects=connects) as them:
         them.start()
         them.wait_for(Notice)
         (pid,) = _agents(lab)
@@ -104,11 +104,11 @@ def test_an_agent_that_is_stopped_can_be_woken_and_killed(make_lab, calls):
 
 
 @both_ways
-def test_a_process_that_is_not_the_agent_is_not_killed(make_lab, calls, tmp_path):
+def test_a_process_that_is_not_the_agent_is_not_killed(make_lab, connects, tmp_path):
     # An agent in a container reports a pid that outside belongs to another process.
     (tmp_path / "sitecustomize.py").write_text("import os; os.getpid = lambda: int(os.environ['REPORTED_PID'])")
     lab = make_lab(1)
-    with connecting(lab, calls=calls) as them, subprocess.Popen(["sleep", "60"]) as foreign:
+    with connecting(lab, connects=connects) as them, subprocess.Popen(["sleep", "60"]) as foreign:
         env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "REPORTED_PID": str(foreign.pid)}
         them.start(env=env)
         (connected,), _ = them.settle()
@@ -121,9 +121,9 @@ def test_a_process_that_is_not_the_agent_is_not_killed(make_lab, calls, tmp_path
 
 
 @both_ways
-def test_kill_and_close_do_not_wait_for_a_node_that_is_cut_off(make_lab, calls):
+def test_kill_and_close_do_not_wait_for_a_node_that_is_cut_off(make_lab, connects):
     lab = make_lab(2)
-    with connecting(lab, calls=calls) as them:
+    with connecting(lab, connects=connects) as them:
         them.start()
         them.settle()
         for node in lab.nodes:
@@ -139,9 +139,9 @@ def test_kill_and_close_do_not_wait_for_a_node_that_is_cut_off(make_lab, calls):
 
 
 @both_ways
-def test_sending_to_an_agent_that_does_not_read_never_blocks(make_lab, calls):
+def test_sending_to_an_agent_that_does_not_read_never_blocks(make_lab, connects):
     lab = make_lab(1)
-    with connecting(lab, calls=calls) as them:
+    with connecting(lab, connects=connects) as them:
         them.start()
         them.wait_for(Notice)
         (pid,) = _agents(lab)
@@ -155,9 +155,9 @@ def test_sending_to_an_agent_that_does_not_read_never_blocks(make_lab, calls):
 
 
 @both_ways
-def test_a_node_that_crashes_is_lost_at_once(make_lab, calls):
+def test_a_node_that_crashes_is_lost_at_once(make_lab, connects):
     lab = make_lab(2)
-    with connecting(lab, calls=calls) as them:
+    with connecting(lab, connects=connects) as them:
         them.start()
         them.settle()
         lab["node1"].crash()

@@ -18,12 +18,12 @@ LINES = 150_000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("calls_above", [16, 0], ids=["over SSH", "connected"])
-def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, tmp_path, calls_above):
+@pytest.mark.parametrize("listens_above", [16, 0], ids=["over SSH", "connected"])
+def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, tmp_path, listens_above):
     lab = make_lab(2)
     site = tmp_path / "site"
     site.mkdir()
-    text = f"import ddplaunch.features.ssh.handle as handle\nhandle._CALLS_ABOVE = {calls_above}\n"
+    text = f"import ddplaunch.features.ssh.handle as handle\nhandle._LISTENS_ABOVE = {listens_above}\n"
     (site / "sitecustomize.py").write_text(text)
     program = ("--no-python", sys.executable, PROGRAMS / "chatty.py", tmp_path, str(LINES))
     running = job(lab, "--nproc-per-node", "1", *program, extra={"PYTHONPATH": f"{site}:{ROOT}"})

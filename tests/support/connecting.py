@@ -14,9 +14,9 @@ from typing import Any
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.features.remote.remote_start import RemoteStart
-from ddplaunch.features.ssh.calls import Calls
 from ddplaunch.features.ssh.connections import Connections
 from ddplaunch.features.ssh.handle import SshHandle
+from ddplaunch.features.ssh.listener import AgentListener
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.transport.failures import HostFailure
@@ -39,21 +39,21 @@ def handle(
     start: RemoteStart,
     connections: Connections,
     post: Post,
-    calls: Calls | None = None,
-    on_not_called: Callable[[str], object] = print,
+    listener: AgentListener | None = None,
+    on_not_connected: Callable[[str], object] = print,
 ) -> SshHandle:
-    """A handle of an agent that connects to the launcher if there are ``calls``."""
-    if not calls:
+    """A handle of an agent that connects to the launcher if there is a ``listener``."""
+    if not listener:
         return SshHandle(host, start, connections, post, discard_output)
-    given, start = partial(calls.given, str(host)), replace(start, calls=True)
-    made = SshHandle(host, start, connections, post, discard_output, given, on_not_called)
-    calls.expect(str(host), made)
+    given, start = partial(listener.given, str(host)), replace(start, connects=True)
+    made = SshHandle(host, start, connections, post, discard_output, given, on_not_connected)
+    listener.expect(str(host), made)
     return made
 
 
-def calls_of(connections: Connections, **settings: Any) -> Calls:
+def listener_of(connections: Connections, **settings: Any) -> AgentListener:
     """Listens for agents."""
-    return Calls(connections.io, LaunchConfig(script="x.py", hosts=(Host("a"),), **settings))
+    return AgentListener(connections.io, LaunchConfig(script="x.py", hosts=(Host("a"),), **settings))
 
 
 @dataclass
@@ -62,8 +62,8 @@ class Connecting:
 
     lab: Lab
     connections: Connections
-    calls: Calls | None = None
-    not_called: list[str] = field(default_factory=list)
+    listener: AgentListener | None = None
+    not_connected: list[str] = field(default_factory=list)
     handles: dict[str, SshHandle] = field(default_factory=dict)
     posted: queue.SimpleQueue[tuple[str, object]] = field(default_factory=queue.SimpleQueue)
     events: list[tuple[str, object]] = field(default_factory=list)
@@ -77,13 +77,13 @@ class Connecting:
                 self.posted.put((name, event))
 
             self.handles[str(named)] = handle(
-                named, echo_start(**changes), self.connections, post, self.calls, self._on_not_called
+                named, echo_start(**changes), self.connections, post, self.listener, self._on_not_connected
             )
 
-    def _on_not_called(self, reason: str) -> None:
-        self.not_called.append(reason)
-        if self.calls:
-            self.calls.some_cannot_connect = True
+    def _on_not_connected(self, reason: str) -> None:
+        self.not_connected.append(reason)
+        if self.listener:
+            self.listener.some_cannot_connect = True
 
     def of(self, kind: type, host: str = "") -> list[Any]:
         """The events of a kind so far, of one host or of all."""
@@ -112,16 +112,16 @@ class Connecting:
 
 
 @contextmanager
-def connecting(lab: Lab, *, calls: bool = False, **settings: Any) -> Iterator[Connecting]:
+def connecting(lab: Lab, *, connects: bool = False, **settings: Any) -> Iterator[Connecting]:
     """Settings as for ``Remote``; the lab's own ssh_config is the default. All handles are closed at the end.
 
-    ``calls``: agents connect to the launcher.
+    ``connects``: agents connect to the launcher.
     """
     with lab.inside():
         connections = Connections(
             RemoteConfig(**{"config": str(lab.ssh_config), "connect_timeout_s": 20.0, **settings})
         )
-        them = Connecting(lab, connections, calls_of(connections) if calls else None)
+        them = Connecting(lab, connections, listener_of(connections) if connects else None)
         try:
             yield them
         finally:
@@ -130,8 +130,8 @@ def connecting(lab: Lab, *, calls: bool = False, **settings: Any) -> Iterator[Co
             for handle in them.handles.values():
                 handle.close()
             connections.close()
-            if them.calls:
-                them.calls.close()
+            if them.listener:
+                them.listener.close()
 
 
-__all__ = ["ChannelClosed", "Connecting", "calls_of", "connecting", "echo_start", "handle"]
+__all__ = ["ChannelClosed", "Connecting", "connecting", "echo_start", "handle", "listener_of"]

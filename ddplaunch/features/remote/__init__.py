@@ -1,9 +1,10 @@
 """Agents on other machines: what SSH, srun and other commands have in common. Used by transports, which are features.
 
-Runs in the launcher's process. ``remote_start`` makes what starts an agent through any login shell, and checks what it
-says of its node; ``command_handle`` starts one by a command that carries stdin and stdout, and ``call_back`` is for
-those that one command starts on many nodes: each connects to the launcher (``caller``), where one thread serves all of
-them (``io_thread``). Must not import torch.
+``remote_start`` makes what starts an agent through any login shell, and checks what it says of its node;
+``command_handle`` starts one by a command that carries stdin and stdout. Agents of many nodes connect to the launcher,
+where one thread serves all of them (``call_back``, ``io_thread``): those that one command starts, as srun, by the text
+of ``caller``, and those that were started over SSH by ``relay``, encrypted (``tls``). Runs in the launcher's process;
+``relay``, and what that uses, on a node. Must not import torch.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Runs in the launcher. One IoThread serves the listener and all connections; a node runs ``caller``. Both sides prove by
 challenge and response that they know the secret of the run: each sends a random text, and answers with a digest of both
 texts, of its own role, and of what the connection is for. In a SLURM job nothing is encrypted. The nodes that were
-reached over SSH run ``calling``: their connections are encrypted, and prove by that whom they have reached.
+reached over SSH run ``relay``: their connections are encrypted, and prove by that whom they have reached.
 
 Whoever reaches the port may connect. A connection that has proved nothing is closed after ``_STRANGER_S`` or
 ``_MAX_HELLO_BYTES``, and the oldest of them where they are too many: a node tries again.
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import caller, remote_start
-from ddplaunch.features.remote.calling import ERRORS, RECORDS, proof
 from ddplaunch.features.remote.io_thread import Connection, Lines
+from ddplaunch.features.remote.relay import ERRORS, RECORDS, proof
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.arrivals import Arrivals
 from ddplaunch.protocol.launcher_agent import Notice

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.remote import remote_start
-from ddplaunch.features.remote.calling import ERRORS, RECORDS, SEND_BUFFER_BYTES
+from ddplaunch.features.remote.relay import ERRORS, RECORDS, SEND_BUFFER_BYTES
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import START_VARIABLE
 

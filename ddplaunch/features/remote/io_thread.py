@@ -1,7 +1,7 @@
 """IoThread: one thread that serves many sockets and pipes; Connection: a socket that it serves; Lines: of a text.
 
-Runs in the launcher. Nothing that the thread calls may block. What takes computing time is done in between, so that
-what arrives meanwhile is read all the same.
+Runs in the launcher, and in a node's relay. Nothing that the thread calls may block. What takes computing time is done
+in between, so that what arrives meanwhile is read all the same.
 """
 
 from __future__ import annotations

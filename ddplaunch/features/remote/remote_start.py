@@ -102,9 +102,10 @@ try:
             facts["torch"] = re.search("__version__ *= *.([^'\"]+)", file.read()).group(1)
 except Exception as error:
     facts["error"] = "%s: %s" % (type(error).__name__, error)
-if facts.get("ddplaunch") == start["version"] and "calls" in start:
-    from ddplaunch.features.remote.calling import call
-    facts["not_called"] = call(("\n" + start["prefix"] + json.dumps({"has_called": True}) + "\n").encode())
+if facts.get("ddplaunch") == start["version"] and "connects" in start:
+    from ddplaunch.features.remote.relay import connect_node
+    marker = "\n" + start["prefix"] + json.dumps({"has_connected": True}) + "\n"
+    facts["not_connected"] = connect_node(marker.encode())
     facts["pid"] = os.getpid()
 agent = None
 if facts.get("ddplaunch") == start["version"] and "kept" in start and "directory" not in facts:
@@ -143,7 +144,7 @@ class RemoteStart:
         kept: what a keeper that an earlier run has left there is asked with: the modules of --preload, the script,
             and --keep-warm, None if that is not given. None: it is not asked.
         entry: module whose ``main()`` is the agent.
-        calls: it connects to the launcher, if it can (``calling``): what it needs for that follows ``first_input``.
+        connects: it connects to the launcher, if it can (``relay``): what it needs for that follows ``first_input``.
         login_command: what opens a shell there, for hints; empty: they name nothing.
         timeout_s: seconds from the login to the facts, ``setup`` included.
     """
@@ -156,7 +157,7 @@ class RemoteStart:
     needs_torch: bool = True
     kept: dict[str, Any] | None = None
     entry: str = AGENT_MODULE
-    calls: bool = False
+    connects: bool = False
     login_command: str = ""
     timeout_s: float = 60.0
 
@@ -200,8 +201,8 @@ def first_input(start: RemoteStart, text: str = "", before: str = "") -> bytes:
     values["first_record_s"] = _FIRST_RECORD_S
     if start.kept:
         values["kept"] = start.kept
-    if start.calls:
-        values["calls"] = True
+    if start.connects:
+        values["connects"] = True
     env = {name: value for name, value in start.env.items() if _is_settable(name)}
     # A Python literal in ASCII; JSON would write an emoji as two surrogates, which Python does not join.
     env[START_VARIABLE] = f"start = {values!a}\n{_BEGIN}\n{text}{_STARTER}"

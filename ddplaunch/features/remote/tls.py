@@ -1,6 +1,6 @@
 """Encrypted connections between the launcher and the agents of a run: its nodes trust one certificate, made for it.
 
-Used by the launcher, and on a node by ``calling``. Loads ``ssl``, which takes time: imported only where it is used.
+Used by the launcher, and on a node by ``relay``. Loads ``ssl``, which takes time: imported only where it is used.
 """
 
 from __future__ import annotations

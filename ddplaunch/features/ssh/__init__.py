@@ -1,7 +1,8 @@
 """The transport over SSH: configuration, keys, known hosts, connections, jump hosts, and the agent's channel.
 
-Runs in the launcher's process, with one thread for each connection. The only package that imports paramiko, when it
-connects to the first host.
+Runs in the launcher's process. A pool of threads logs in to the hosts. With many hosts, the agents then connect to the
+launcher (``listener``), and the logins end; otherwise each takes three threads. The only package that imports paramiko,
+when it connects to the first host.
 """
 
 from __future__ import annotations

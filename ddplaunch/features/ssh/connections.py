@@ -1,6 +1,6 @@
 """Connects to many hosts at a time, with shared connections to jump hosts, keys and known hosts.
 
-Runs in the launcher, in the threads of the handles. Limits simultaneous logins and attempts.
+Runs in the launcher, in a pool of threads. Limits simultaneous logins and attempts.
 """
 
 from __future__ import annotations
@@ -120,9 +120,8 @@ class Connections:
         Raises:
             ConnectFailed: after ``ConnectFailed.max_attempts`` attempts.
         """
-        with self._limiter:
-            config = _resolved(host, self.settings)
-            chain = self._chain(config, 0)
+        config = _resolved(host, self.settings)
+        chain = self._chain(config, 0)
         return self._retry(config, chain, self._limiter)
 
     def close(self) -> None:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import remote_start
 from ddplaunch.features.remote.call_back import CallBackHandle
-from ddplaunch.features.remote.calling import CONTINUE, END_INPUT, EXITED, KILL
+from ddplaunch.features.remote.relay import CONTINUE, END_INPUT, EXITED, KILL, NO_CONNECTION
 from ddplaunch.features.ssh.agent_stream import BUFFER_BYTES, AgentStream, send_all
-from ddplaunch.features.ssh.calls import HINT, Calls
 from ddplaunch.features.ssh.config import ConnectFailed
 from ddplaunch.features.ssh.connections import MAX_LOGINS, Connections
+from ddplaunch.features.ssh.listener import HINT, AgentListener
 from ddplaunch.features.ssh.session import close_now, transport_deadline
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import Notice
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.remote.remote_start import RemoteStart
     from ddplaunch.transport.handle import NodeFacts, Post, Purpose, WriteOutput
 
-_CALLS_ABOVE = 16
+_LISTENS_ABOVE = 16
 """Hosts: agents on more than so many connect to the launcher, since each login that is open takes three threads."""
 
 _SIGNAL_TIMEOUT_S = 3.0
@@ -71,23 +71,23 @@ class SshHandle(CallBackHandle):
         post: Post,
         output: WriteOutput,
         given: Callable[[], bytes] = bytes,
-        on_not_called: Callable[[str], object] = lambda _: None,
+        on_not_connected: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Have a thread of ``connections`` connect to ``host``.
 
         ``given`` returns what an agent needs that is to connect to the launcher, and is asked at the login;
-        ``on_not_called`` is called with the reason if it stays connected over SSH. Both: in any thread.
+        ``on_not_connected`` is called with the reason if it stays connected over SSH. Both: in any thread.
 
         Raises:
             RuntimeError: no room for a thread.
         """
         super().__init__(connections.io, str(host), start, post, output)
-        self._given, self._on_not_called = given, on_not_called
+        self._given, self._on_not_connected = given, on_not_connected
         self._connections = connections
         self._login: paramiko.Transport | None = None
         self._stream: AgentStream | None = None
         """The agent's stdout, if its channel is the login."""
-        self._has_called = False
+        self._has_connected = False
         self._pid = 0
         self._exit_code: int | None = None
         self._is_closed = False
@@ -172,15 +172,15 @@ class SshHandle(CallBackHandle):
         except Exception as error:
             reason = _start_failure(error, stream)
             raise self._not_started(is_late.is_set(), reason) from None
-        if facts.has_called:
+        if facts.has_connected:
             self._close_login()
-            self._io.call(lambda: self._on_called(deadline))
+            self._io.call(lambda: self._on_connected(deadline))
             return
         failure = remote_start.check_facts(self.host, facts, self.start, tuple(self._printed))
         if failure:
             raise ConnectFailed(failure.cause, failure.message, failure.hint)
-        if facts.not_called:
-            self._on_not_called(f"{self.host}: {remote_start.last_words(facts.not_called)}")
+        if facts.not_connected:
+            self._on_not_connected(f"{self.host}: {remote_start.last_words(facts.not_connected)}")
         self._serve_over(channel, stream, reader, facts)
 
     def _serve_over(
@@ -204,7 +204,7 @@ class SshHandle(CallBackHandle):
     def _on_closed(self) -> None:
         if self._stream:
             return
-        if self.is_connected or self._has_called:
+        if self.is_connected or self._has_connected:
             super()._on_closed()
         else:
             self._records = None
@@ -213,9 +213,9 @@ class SshHandle(CallBackHandle):
         if not self._stream:
             super()._send_queued()
 
-    def _on_called(self, deadline: float) -> None:
+    def _on_connected(self, deadline: float) -> None:
         """The agent has connected, and its login has ended."""
-        self._has_called = True
+        self._has_connected = True
         if self._records:
             self._io.at(deadline, self._on_late)
         else:
@@ -323,25 +323,26 @@ class SshTransport(Transport):
             self._connections = Connections(config.remote)
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
-        self._calls = Calls(self._connections.io, config) if hosts > _CALLS_ABOVE else None
+        self._listener = AgentListener(self._connections.io, config) if hosts > _LISTENS_ABOVE else None
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SshHandle:
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         host = self._config.hosts[index]
-        if not self._calls or purpose == "sweep":  # A sweep would end its own relay, too.
+        if not self._listener or purpose == "sweep":  # A sweep would end its own relay, too.
             return SshHandle(host, start, self._connections, post, output)
-        start = replace(start, calls=True)
-        given = functools.partial(self._calls.given, str(index))
-        tell = functools.partial(self._on_not_called, post, self._calls)
+        start = replace(start, connects=True)
+        given = functools.partial(self._listener.given, str(index))
+        tell = functools.partial(self._on_not_connected, post, self._listener)
         handle = SshHandle(host, start, self._connections, post, output, given, tell)
-        self._calls.expect(str(index), handle)
+        self._listener.expect(str(index), handle)
         return handle
 
     @staticmethod
-    def _on_not_called(post: Post, calls: Calls, reason: str) -> None:
+    def _on_not_connected(post: Post, listener: AgentListener, reason: str) -> None:
         """Say it of the first node only. In any thread."""
-        if not calls.some_cannot_connect:
-            calls.some_cannot_connect = True
+        listener.some_cannot_connect = listener.some_cannot_connect or NO_CONNECTION in reason
+        if not listener.has_told:
+            listener.has_told = True
             post(Notice(f"{reason}. Such nodes stay connected over SSH, each by three threads here. {HINT}"))
 
     @staticmethod
@@ -351,5 +352,5 @@ class SshTransport(Transport):
     def close(self) -> None:
         """Close the connections to jump hosts."""
         self._connections.close()
-        if self._calls:
-            self._calls.close()
+        if self._listener:
+            self._listener.close()

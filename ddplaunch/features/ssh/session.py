@@ -1,6 +1,6 @@
 """Makes a logged-in SSH connection from a byte stream to an sshd: handshake, check of the host key, login.
 
-Runs in the launcher, in the thread of the host's handle. Must not prompt the user; every wait has a deadline.
+Runs in the launcher, in a thread of ``Connections``. Must not prompt the user; every wait has a deadline.
 """
 
 from __future__ import annotations

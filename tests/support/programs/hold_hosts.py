@@ -1,6 +1,6 @@
-"""Connects to hosts with echo agents and waits for a line on stdin: ``hold_hosts.py SSH_CONFIG calls|stays HOST...``.
+"""Connects to hosts with echo agents and waits for a line on stdin: ``hold_hosts.py SSH_CONFIG WAY HOST...``.
 
-With ``calls``, the agents connect to it.
+WAY is ``connects``, if the agents are to connect to it, or ``stays``.
 """
 
 import queue
@@ -11,12 +11,12 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.ssh.connections import Connections
 from ddplaunch.transport.handle import AgentConnected
-from tests.support.connecting import calls_of, echo_start, handle
+from tests.support.connecting import echo_start, handle, listener_of
 
 events = queue.SimpleQueue()
 connections = Connections(RemoteConfig(config=sys.argv[1]))
-calls = calls_of(connections) if sys.argv[2] == "calls" else None
-handles = [handle(Host(name), echo_start(), connections, events.put, calls) for name in sys.argv[3:]]
+listener = listener_of(connections) if sys.argv[2] == "connects" else None
+handles = [handle(Host(name), echo_start(), connections, events.put, listener) for name in sys.argv[3:]]
 
 
 def tell():

@@ -11,13 +11,13 @@ from typing import Any
 import psutil
 import pytest
 
-from ddplaunch.features.remote.calling import EXITED, RECORDS
+from ddplaunch.features.remote.relay import EXITED, RECORDS
 from ddplaunch.features.ssh import connections
 from ddplaunch.features.ssh import handle as handle_module
 from ddplaunch.protocol.launcher_agent import Notice, SweepNode
 from ddplaunch.threads import in_thread
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed
-from tests.support.connecting import calls_of, connecting
+from tests.support.connecting import connecting, listener_of
 from tests.support.nodes import NodeOptions
 from tests.support.processes import wait_until
 from tests.support.ssh_jobs import job, pid_on
@@ -34,10 +34,10 @@ def logins(lab: Any) -> int:
 
 def test_the_logins_end_and_records_go_both_ways(make_lab) -> None:
     lab = make_lab(2)
-    with connecting(lab, calls=True) as them:
+    with connecting(lab, connects=True) as them:
         them.start(env={"ECHO_ERRORS": "first second"})
         connected, failures = them.settle()
-        assert (len(connected), failures, them.not_called) == (2, [], [])
+        assert (len(connected), failures, them.not_connected) == (2, [], [])
         wait_until(lambda: logins(lab) == 0)
         for handle in them.handles.values():
             for number in range(50):
@@ -54,11 +54,11 @@ def test_the_logins_end_and_records_go_both_ways(make_lab) -> None:
 
 def test_the_secret_is_in_no_environment_and_no_command_line(make_lab) -> None:
     lab = make_lab(1)
-    with connecting(lab, calls=True) as them:
+    with connecting(lab, connects=True) as them:
         them.start()
         them.settle()
-        assert them.calls
-        secret = them.calls._server.secret.encode()
+        assert them.listener
+        secret = them.listener._server.secret.encode()
         for pid in lab["node1"].pids():
             for name in ("environ", "cmdline"):
                 assert secret not in Path(f"/proc/{pid}/{name}").read_bytes()
@@ -67,7 +67,7 @@ def test_the_secret_is_in_no_environment_and_no_command_line(make_lab) -> None:
 @pytest.mark.parametrize("victim", ["ddplaunch relay", "DDPLAUNCH_START"])
 def test_agent_and_relay_end_with_each_other(make_lab, victim: str) -> None:
     lab = make_lab(2)
-    with connecting(lab, calls=True) as them:
+    with connecting(lab, connects=True) as them:
         them.start()
         them.settle()
         os.kill(pid_on(lab["node1"], victim), signal.SIGKILL)
@@ -81,13 +81,13 @@ def test_agent_and_relay_end_with_each_other(make_lab, victim: str) -> None:
 def test_a_node_that_cannot_reach_the_launcher_stays_connected_over_ssh(make_lab) -> None:
     lab = make_lab(1)
     with connecting(lab) as them:
-        them.calls = calls_of(them.connections, local_addr="127.0.0.1")  # On the node, that is the node itself.
-        port = them.calls._server.port
+        them.listener = listener_of(them.connections, local_addr="127.0.0.1")  # On the node, that is the node itself.
+        port = them.listener._server.port
         them.start()
         connected, _ = them.settle()
         assert len(connected) == 1
         why = f"node1: it cannot connect to the launcher at 127.0.0.1:{port} (Connection refused)"
-        assert them.not_called == [why]
+        assert them.not_connected == [why]
         assert logins(lab) > 0
         them.handles["node1"].send(SweepNode("x", ()))
         them.wait_for(Notice, 2)
@@ -97,13 +97,13 @@ def test_a_node_that_cannot_reach_the_launcher_stays_connected_over_ssh(make_lab
 def test_another_program_that_answers_is_not_the_launcher(make_lab) -> None:
     """Its certificate is another one: the node says nothing to it."""
     lab = make_lab(1)
-    with connecting(lab, calls=True) as them:
-        assert them.calls
-        other = calls_of(them.connections)
-        them.calls._given["port"] = other._server.port
+    with connecting(lab, connects=True) as them:
+        assert them.listener
+        other = listener_of(them.connections)
+        them.listener._given["port"] = other._server.port
         them.start()
         them.settle()
-        (why,) = them.not_called
+        (why,) = them.not_connected
         assert "certificate verify failed" in why
         other.close()
 
@@ -130,17 +130,17 @@ def test_a_login_that_systemd_would_end_with_all_its_processes_stays(
     (folder / "busctl").write_text(f"#!/bin/sh\necho {answer}\n")
     (folder / "busctl").chmod(stat.S_IRWXU)
     (tmp_path / "sitecustomize.py").write_text(
-        f"import ddplaunch.features.remote.calling as calling\ncalling.CGROUP = {str(tmp_path / 'cgroup')!r}\n"
+        f"import ddplaunch.features.remote.relay as relay\nrelay.CGROUP = {str(tmp_path / 'cgroup')!r}\n"
     )
     (tmp_path / "cgroup").write_text(group)
     lab = make_lab(1, node1=NodeOptions(home={".bashrc": f"PATH={folder}:$PATH"}))
-    with connecting(lab, calls=True) as them:
+    with connecting(lab, connects=True) as them:
         root = Path(__file__).parents[2]
         them.start(env={"PYTHONPATH": f"{root}:{tmp_path}"})
         connected, _ = them.settle()
         assert len(connected) == 1
-        assert len(them.not_called) == bool(why)
-        assert all(why in told for told in them.not_called)
+        assert len(them.not_connected) == bool(why)
+        assert all(why in told for told in them.not_connected)
 
 
 def test_the_launcher_of_many_hosts_has_few_threads_and_goes_on_without_one_of_them(make_lab, tmp_path: Path) -> None:
@@ -190,11 +190,11 @@ def site(folder: Path, text: str) -> dict[str, str]:
 
 def test_a_node_whose_python_has_no_ssl_stays_connected_over_ssh(make_lab, tmp_path: Path) -> None:
     lab = make_lab(1)
-    with connecting(lab, calls=True) as them:
+    with connecting(lab, connects=True) as them:
         them.start(env=site(tmp_path, "import sys; sys.modules['_ssl'] = None"))
         connected, failures = them.settle()
         assert (len(connected), failures) == (1, [])
-        (why,) = them.not_called
+        (why,) = them.not_connected
         assert "_ssl" in why
 
 
@@ -203,18 +203,18 @@ def test_a_launcher_that_answers_too_late_serves_the_agent_over_ssh(
 ) -> None:
     """It has been stopped or busy for some seconds: the node has given up the connection that now arrives."""
     lab = make_lab(1)
-    with connecting(lab, calls=True) as them:
-        assert them.calls
-        server = them.calls._server
+    with connecting(lab, connects=True) as them:
+        assert them.listener
+        server = them.listener._server
         let_in = server._on_hello
 
         def let_in_late(stranger: Any, hello: str) -> None:
             if hello.startswith(RECORDS):
-                wait_until(lambda: them.not_called)
+                wait_until(lambda: them.not_connected)
             let_in(stranger, hello)
 
         monkeypatch.setattr(server, "_on_hello", let_in_late)
-        them.start(env=site(tmp_path, "import ddplaunch.features.remote.calling as calling; calling._TRY_S = 0.5"))
+        them.start(env=site(tmp_path, "import ddplaunch.features.remote.relay as relay; relay._TRY_S = 0.5"))
         connected, _ = them.settle()
         handle = them.handles["node1"]
         for number in range(50):
@@ -229,8 +229,10 @@ def test_an_agent_that_fails_before_its_facts_is_told_of_at_once(make_lab, tmp_p
     """It has connected, and its login has ended already."""
     lab = make_lab(1)
     exits = "import ddplaunch.version as v, os, json; dumps = json.dumps\n"
-    exits += "json.dumps = lambda body: dumps(body) if 'has_called' in body else os.write(2, b'Oh!\\n') and os._exit(3)"
-    with connecting(lab, calls=True) as them:
+    exits += (
+        "json.dumps = lambda body: dumps(body) if 'has_connected' in body else os.write(2, b'Oh!\\n') and os._exit(3)"
+    )
+    with connecting(lab, connects=True) as them:
         them.start(env=site(tmp_path, exits))
         _, (failure,) = them.settle()
         assert "Oh!" in failure.message
@@ -238,7 +240,7 @@ def test_an_agent_that_fails_before_its_facts_is_told_of_at_once(make_lab, tmp_p
 
 def test_only_an_exit_code_is_read_as_one(make_lab, capfd: pytest.CaptureFixture[str]) -> None:
     lab = make_lab(1)
-    with connecting(lab, calls=True) as them:
+    with connecting(lab, connects=True) as them:
         them.start()
         them.settle()
         handle = them.handles["node1"]
@@ -269,9 +271,9 @@ def test_once_a_node_cannot_connect_the_next_ones_do_not_try(make_lab, monkeypat
     monkeypatch.setattr(connections, "MAX_LOGINS", 1)
     lab = make_lab(3)
     with connecting(lab) as them:
-        them.calls = calls_of(them.connections, local_addr="127.0.0.1")
+        them.listener = listener_of(them.connections, local_addr="127.0.0.1")
         them.start()
         connected, _ = them.settle()
         assert len(connected) == 3
-        assert ["Connection refused" in why for why in them.not_called] == [True, False, False]
-        assert them.not_called[2].endswith("other nodes cannot connect to the launcher")
+        assert ["Connection refused" in why for why in them.not_connected] == [True, False, False]
+        assert them.not_connected[2].endswith("other nodes cannot connect to the launcher")

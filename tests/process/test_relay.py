@@ -17,11 +17,11 @@ import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
-from ddplaunch.features.remote import call_back, calling, remote_start
+from ddplaunch.features.remote import call_back, relay, remote_start
 from ddplaunch.features.remote.call_back import CallBackHandle
 from ddplaunch.features.remote.io_thread import IoThread
 from ddplaunch.features.remote.remote_start import RemoteStart
-from ddplaunch.features.ssh.calls import Calls
+from ddplaunch.features.ssh.listener import AgentListener
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Pong
 from ddplaunch.system import limits
@@ -46,7 +46,7 @@ class Relayed:
         with agent_streams, agent_stderr:
             command = ["/bin/sh", "-c", script]
             self.agent = subprocess.Popen(command, stdin=agent_streams, stdout=agent_streams, stderr=agent_stderr)
-        self.relay = calling.Relay(self.io, self.agent.pid)
+        self.relay = relay.Relay(self.io, self.agent.pid)
         has_begun = threading.Event()
         self.io.call(lambda: self.relay.begin(streams, stderr, records, errors))
         self.io.call(has_begun.set)
@@ -103,7 +103,7 @@ def test_the_input_ends_behind_as_many_bytes_as_the_launcher_has_said(order_come
             it.order("end 10")
         it.exited()
         assert rest_of(it.records) == b"67890"
-        assert rest_of(it.errors) == b"end\n" + f"{calling.EXITED}3\n".encode()
+        assert rest_of(it.errors) == b"end\n" + f"{relay.EXITED}3\n".encode()
         it.records.close()
         assert it.relay.is_over.wait(WAIT_S)
 
@@ -115,7 +115,7 @@ def test_what_an_agent_has_said_just_before_its_end_arrives_and_then_its_signal(
             length += len(it.records.recv(1 << 16))
         it.exited()
         assert rest_of(it.records) == b""
-        assert rest_of(it.errors) == f"{calling.EXITED}-9\n".encode()
+        assert rest_of(it.errors) == f"{relay.EXITED}-9\n".encode()
 
 
 def sent_until_full(connection: socket.socket) -> int:
@@ -169,17 +169,19 @@ class Port:
 
     def __init__(self) -> None:
         self.io = IoThread("test")
-        self.calls = Calls(self.io, LaunchConfig(script="x.py", hosts=(Host("node7"),), local_addr="127.0.0.1"))
+        self.listener = AgentListener(
+            self.io, LaunchConfig(script="x.py", hosts=(Host("node7"),), local_addr="127.0.0.1")
+        )
         self.posted: queue.SimpleQueue[object] = queue.SimpleQueue()
         start = RemoteStart(python=sys.executable, cwd="/", needs_torch=False)
         self.handle = CallBackHandle(self.io, "node7", start, self.posted.put, discard_output)
-        self.calls.expect("7", self.handle)
-        self.given = json.loads(self.calls.given("7"))
+        self.listener.expect("7", self.handle)
+        self.given = json.loads(self.listener.given("7"))
 
     def close(self) -> None:
         self.handle.close()
         self.io.close()
-        self.calls.close()
+        self.listener.close()
 
     def stranger(self) -> socket.socket:
         connected = socket.create_connection(("127.0.0.1", self.given["port"]))
@@ -209,8 +211,8 @@ def port() -> Iterator[Port]:
 
 def works(port: Port) -> None:
     """A node connects, and its agent answers."""
-    with calling._connect("127.0.0.1", port.given, calling.ERRORS) as errors:
-        with calling._connect("127.0.0.1", port.given, calling.RECORDS) as records:
+    with relay._connect("127.0.0.1", port.given, relay.ERRORS) as errors:
+        with relay._connect("127.0.0.1", port.given, relay.RECORDS) as records:
             facts = json.dumps({"pid": 7, "python": "3.11.0", "ddplaunch": __version__})
             records.sendall(remote_start.FACTS_PREFIX + facts.encode() + b"\n" + wire.encode(Pong(1.0)))
             assert isinstance(port.posted.get(timeout=WAIT_S), AgentConnected)
@@ -246,14 +248,14 @@ def test_a_stranger_who_talks_otherwise_is_closed_at_once(port: Port, rubbish: b
 @pytest.mark.parametrize("wrong", [{"secret": "x" * 64}, {"name": "8"}, {"name": "7\nx"}])
 def test_who_has_the_certificate_only_is_not_let_in(port: Port, wrong: dict[str, str]) -> None:
     with pytest.raises(OSError, match=r"closed|reset"):
-        calling._connect("127.0.0.1", {**port.given, **wrong}, calling.RECORDS)
+        relay._connect("127.0.0.1", {**port.given, **wrong}, relay.RECORDS)
     works(port)
 
 
 def test_a_second_one_who_knows_all_does_not_replace_the_first(port: Port) -> None:
-    with calling._connect("127.0.0.1", port.given, calling.RECORDS) as records:
+    with relay._connect("127.0.0.1", port.given, relay.RECORDS) as records:
         with pytest.raises(OSError, match=r"closed|reset"):
-            calling._connect("127.0.0.1", port.given, calling.RECORDS)
+            relay._connect("127.0.0.1", port.given, relay.RECORDS)
         facts = json.dumps({"pid": 7, "python": "3.11.0", "ddplaunch": __version__})
         records.sendall(remote_start.FACTS_PREFIX + facts.encode() + b"\n")
         assert isinstance(port.posted.get(timeout=WAIT_S), AgentConnected)
@@ -268,6 +270,6 @@ def test_a_thousand_strangers_delay_no_node(port: Port) -> None:
 
 
 def test_a_firewall_does_not_forget_a_connection_that_says_nothing(port: Port) -> None:
-    with calling._connect("127.0.0.1", port.given, calling.ERRORS) as errors:
+    with relay._connect("127.0.0.1", port.given, relay.ERRORS) as errors:
         assert errors.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert errors.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 300

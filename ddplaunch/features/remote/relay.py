@@ -1,4 +1,4 @@
-"""Connects a node on which a login has started the agent to the launcher, so that the login can end: ``call``.
+"""Connects a node on which a login has started the agent to the launcher, so that the login can end: ``connect_node``.
 
 Runs on the node, in the process that the login has started. It connects twice to the launcher, encrypted, and forks.
 Its child becomes the agent. Itself becomes a relay, which passes on what the agent and the launcher send, until the
@@ -35,6 +35,9 @@ RECORDS, ERRORS = "records", "errors"
 END_INPUT, CONTINUE, KILL = "end", "continue", "kill"
 """Orders: the agent's stdin ends behind so many bytes; signal the agent."""
 
+NO_CONNECTION = "it cannot connect to the launcher"
+"""Begins the reason if the launcher cannot be reached."""
+
 EXITED = "@ddplaunch-exit@ "
 """Begins the last line of the connection ``ERRORS``: the exit code follows, negative for a signal."""
 
@@ -56,7 +59,7 @@ def proof(secret: str, *words: str) -> str:
     return hmac.digest(secret.encode(), " ".join(words).encode(), "sha256").hex()
 
 
-def call(marker: bytes) -> str:
+def connect_node(marker: bytes) -> str:
     """Read from stdin what the launcher has sent for this, and connect to it.
 
     Args:
@@ -78,7 +81,7 @@ def call(marker: bytes) -> str:
                 errors, records = [stack.enter_context(_connect(address, given, kind)) for kind in (ERRORS, RECORDS)]
             except (OSError, ImportError) as error:  # A Python may lack the module ssl.
                 reason = getattr(error, "strerror", None) or error
-                why.append(f"it cannot connect to the launcher at {address}:{given['port']} ({reason})")
+                why.append(f"{NO_CONNECTION} at {address}:{given['port']} ({reason})")
             else:
                 _become_agent(records, errors, marker)
                 return ""
@@ -226,6 +229,7 @@ class Relay:
             return
         if self._launcher_is_closed:
             self.is_over.set()
+            return
         self._stderr.read_rest()
         self._errors.send(f"{EXITED}{self._exit_code}\n".encode())
         self._errors.end()

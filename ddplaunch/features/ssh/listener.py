@@ -1,4 +1,4 @@
-"""Calls: where the launcher listens for agents that were started over SSH, so that their logins can end.
+"""AgentListener: where the launcher listens for agents that were started over SSH, so that their logins can end.
 
 Runs in the launcher. A login takes a thread of paramiko as long as it is open: hundreds of hosts would need hundreds.
 """
@@ -25,10 +25,11 @@ HINT = (
 )
 
 
-class Calls:
+class AgentListener:
     """The listener, and what the nodes need to connect to it. Main thread.
 
     Attributes:
+        has_told: the user knows of a node that stays connected over SSH.
         some_cannot_connect: a node has told that it cannot. Until one can, no other node tries: where a firewall drops
             what they send, each ``MAX_LOGINS`` of them would wait for 3 s.
     """
@@ -42,7 +43,7 @@ class Calls:
         address = chosen_address(config)
         listener = network.listen("the launcher", network.bindable(address) if address else network.any_address(), 0)
         context, certificate = _server_context()
-        self.some_cannot_connect = False
+        self.has_told = self.some_cannot_connect = False
         self._io, self._server = io, CallBackServer(io, listener, context)
         self._given = {
             "addresses": [address] if address else [],
