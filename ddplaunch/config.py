@@ -150,7 +150,8 @@ class RendezvousConfig:
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
         assigned: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
         departing: assigned nodes that leave after an attempt, if another one follows; as ``assigned``.
-        spares: number of hosts that can replace assigned nodes; as ``assigned``.
+        spares: number of hosts that can replace assigned nodes; used only where the launcher assigns nodes and this
+            node serves.
         attempt: number of the first round; above 0 where the launcher has begun another rendezvous.
         restart_count: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.

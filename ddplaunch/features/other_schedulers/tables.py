@@ -1,4 +1,4 @@
-"""The rows of these schedulers. ``schedulers.table`` tries those that start the same in their order here.
+"""The rows of these schedulers. ``schedulers.table`` tries those of one ``layer`` in their order here.
 
 Imported at each start of the command: imports no reader.
 """
