@@ -83,7 +83,9 @@ class Part:
         """The workers of the present attempt, or of the last one; None before the first."""
 
     def may_take_part(self) -> bool:
-        """Whether this node may take part in the run. Called once, before the first attempt; may wait.
+        """Whether this node may take part in the run. Called before the first attempt; may wait.
+
+        Called once, or never if an earlier part has returned False: the node then waits for its end.
 
         Raises:
             LaunchError: it must not, and its launcher has no other node.
