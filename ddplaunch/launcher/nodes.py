@@ -120,7 +120,8 @@ class Nodes:
         self.all: list[Node] = []
         self._maybe_connecting: list[Node] = []
         self._maybe_unfinished: list[Node] = []
-        self._sweep_deadline = NEVER
+        self._sweeping: dict[int, Node] = {}
+        """By index, the one with the earliest deadline first."""
 
     @property
     def connected(self) -> Iterator[Node]:
@@ -145,7 +146,7 @@ class Nodes:
     @property
     def any_sweeping(self) -> bool:
         """Whether a sweep is in progress."""
-        return self._sweep_deadline < NEVER
+        return bool(self._sweeping)
 
     @property
     def only_sweeping(self) -> list[str]:
@@ -228,26 +229,32 @@ class Nodes:
         """The agent of ``node`` is lost: start to kill the node's remaining processes."""
         node.sweeper = self._transport.sweep(node.index)
         node.state = NodeState.SWEEPING if node.sweeper else NodeState.LOST
-        node.sweep_deadline = time.monotonic() + SWEEP_S
-        self._sweep_deadline = min(self._sweep_deadline, node.sweep_deadline)
+        if node.sweeper:
+            node.sweep_deadline = time.monotonic() + SWEEP_S
+            self._sweeping[node.index] = node
 
     def on_sweep_event(self, node: Node, event: object) -> None:
         """Handle an event of the agent that sweeps; ChannelClosed or HostFailure is the last one."""
         if isinstance(event, AgentEnded):
             node.unkillable_pids = event.unkillable_pids
         elif isinstance(event, (ChannelClosed, HostFailure)):
-            _end_sweep(node)
+            self._end_sweep(node)
 
     def run_due(self, now: float) -> float:
         """End the sweeps that have reached their deadline. Returns the next deadline."""
-        if now >= self._sweep_deadline:
-            sweeping = [node for node in self.all if node.sweeper]
-            for node in sweeping:
-                if node.sweeper and now >= node.sweep_deadline:
-                    node.sweeper.kill()
-                    _end_sweep(node)
-            self._sweep_deadline = min((node.sweep_deadline for node in sweeping if node.sweeper), default=NEVER)
-        return self._sweep_deadline
+        while node := next(iter(self._sweeping.values()), None):
+            if now < node.sweep_deadline:
+                return node.sweep_deadline
+            if node.sweeper:
+                node.sweeper.kill()
+            self._end_sweep(node)
+        return NEVER
+
+    def _end_sweep(self, node: Node) -> None:
+        self._sweeping.pop(node.index, None)
+        if node.sweeper:
+            node.sweeper.close()
+            node.sweeper, node.state = None, NodeState.LOST
 
     # The end.
 
@@ -260,12 +267,6 @@ class Nodes:
                 if handle:
                     handle.close(timeout_s)
         self._transport.close()
-
-
-def _end_sweep(node: Node) -> None:
-    if node.sweeper:
-        node.sweeper.close()
-        node.sweeper, node.state = None, NodeState.LOST
 
 
 def _all_passed(nodes: list[Node], passed: Callable[[Node], bool]) -> bool:

@@ -227,6 +227,8 @@ def test_the_run_is_over_when_all_nodes_are_whatever_their_order():
     assert not participants.nodes.all_finished, "a sweep goes on"
     participants.nodes.on_sweep_event(participants.nodes.all[1], ChannelClosed())
     assert participants.nodes.all_finished
+    assert not participants.nodes.any_sweeping
+    assert participants.nodes.run_due(0.0) == float("inf"), "nothing is due any more"
 
 
 def test_a_sweep_is_given_up_when_its_time_is_over():
@@ -262,6 +264,20 @@ def test_a_node_that_cannot_be_swept_is_lost_at_once():
     participants.nodes._transport.sweep = lambda index: None
     participants.nodes.sweep(participants.nodes.all[0])
     assert participants.nodes.all[0].state is NodeState.LOST
+    assert not participants.nodes.any_sweeping
+    assert participants.nodes.run_due(0.0) == float("inf")
+
+
+def test_a_sweep_that_ends_leaves_the_others_their_deadlines():
+    nodes = Job("3:3 a b c").participants.nodes
+    for node in nodes.all:
+        nodes.sweep(node)
+    first, second, third = nodes.all
+    nodes.on_sweep_event(first, ChannelClosed())
+    assert nodes.run_due(0.0) == second.sweep_deadline
+    assert nodes.run_due(second.sweep_deadline) in (third.sweep_deadline, float("inf"))
+    assert nodes.run_due(third.sweep_deadline) == float("inf")
+    assert not nodes.any_sweeping
 
 
 # Nodes with a launcher each.
