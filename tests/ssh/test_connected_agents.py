@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 from ddplaunch.features.remote.relay import EXITED, RECORDS
 from ddplaunch.features.ssh import connections
 from ddplaunch.features.ssh import handle as handle_module
+from ddplaunch.features.ssh.handle import SshTransport
 from ddplaunch.protocol.launcher_agent import Notice, SweepNode
 from ddplaunch.threads import in_thread
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed
@@ -168,6 +170,26 @@ def test_the_launcher_of_many_hosts_has_few_threads_and_goes_on_without_one_of_t
     assert finished.out.count("over") == 19
     assert "node5" in finished.err
     assert lab.leftovers() == {}
+
+
+@pytest.mark.parametrize(
+    ("reasons", "hints"),
+    [
+        (["a: it cannot connect to the launcher at b:1 (timed out)", "c: it cannot connect to the launcher at b:1"], 1),
+        (["a: systemd ends there what a login has started", "c: it cannot connect to the launcher at b:1"], 0),
+    ],
+)
+def test_the_first_node_that_stays_on_ssh_is_told_with_a_hint_only_if_that_would_help(
+    reasons: list[str], hints: int
+) -> None:
+    posted: list[Any] = []
+    listener = SimpleNamespace(has_told=False, some_cannot_connect=False)
+    for reason in reasons:
+        SshTransport._on_not_connected(posted.append, listener, reason)
+    (notice,) = posted
+    assert notice.text.startswith(reasons[0])
+    assert notice.text.count("--local-addr") == hints
+    assert listener.some_cannot_connect
 
 
 def test_behind_a_jump_host_nodes_stay_connected_over_ssh_and_that_is_told_once(make_lab) -> None:

@@ -163,7 +163,7 @@ def _become_agent(records: TlsSocket, errors: TlsSocket, marker: bytes) -> None:
 
 
 def _leave_login(stderr: socket.socket) -> None:
-    """Close the streams of the login. What Python says of an error goes where the agent's goes."""
+    """Close the streams of the login. What Python says of an error in a thread goes where the agent's stderr goes."""
     with open(os.devnull, "r+b", 0) as null:
         for number in (0, 1):
             os.dup2(null.fileno(), number)

@@ -340,10 +340,12 @@ class SshTransport(Transport):
     @staticmethod
     def _on_not_connected(post: Post, listener: AgentListener, reason: str) -> None:
         """Say it of the first node only. In any thread."""
-        listener.some_cannot_connect = listener.some_cannot_connect or NO_CONNECTION in reason
+        is_unreachable = NO_CONNECTION in reason
+        listener.some_cannot_connect = listener.some_cannot_connect or is_unreachable
         if not listener.has_told:
             listener.has_told = True
-            post(Notice(f"{reason}. Such nodes stay connected over SSH, each by three threads here. {HINT}"))
+            hint = f" {HINT}" if is_unreachable else ""
+            post(Notice(f"{reason}. Such nodes stay connected over SSH, each by three threads here.{hint}"))
 
     @staticmethod
     def command(config: LaunchConfig, index: int) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ddplaunch.features.remote.io_thread import IoThread
 
 HINT = (
-    "To let them connect, open the port in this machine's firewall, or select a network by which the nodes reach it: "
-    "--local-addr, --interface."
+    "To let them connect, let the nodes through this machine's firewall, to any port, or select a network by which "
+    "they reach it: --local-addr, --interface."
 )
 
 
