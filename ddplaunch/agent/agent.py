@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import parts, this_node
-from ddplaunch.agent.launcher_channel import LauncherLost
+from ddplaunch.agent.launcher_channel import LauncherLost, Outbox
 from ddplaunch.agent.parts import NodeServices
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.exit_details import (
@@ -29,7 +29,7 @@ from ddplaunch.agent.workers.exit_details import (
 from ddplaunch.agent.workers.forkserver_client import HELPERS, MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.errors import NODE_LOST, LaunchError
-from ddplaunch.mailbox import NEVER
+from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
@@ -52,10 +52,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.agent.workers.worker import Worker
-    from ddplaunch.mailbox import Mailbox
 
 _DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
 

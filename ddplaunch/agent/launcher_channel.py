@@ -12,7 +12,7 @@ import time
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
@@ -24,7 +24,6 @@ from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import BinaryIO
 
 
 _QUEUE_BYTES = 16 << 20

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch import errors, features
 from ddplaunch.agent import this_node
@@ -30,7 +30,6 @@ from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalRece
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
-    from typing import BinaryIO
 
     from ddplaunch.agent.workers.forkserver_client import Forked
 

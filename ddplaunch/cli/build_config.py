@@ -5,7 +5,7 @@ Runs in the launcher, once per command. Independent of click; starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,6 @@ from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from ddplaunch.cli.rendezvous_options import RdzvConf
 
 

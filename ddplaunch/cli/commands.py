@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch import features
 from ddplaunch.cli.host_options import HOST_OPTIONS
@@ -17,11 +17,8 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.rows import Command, load
+from ddplaunch.rows import Command, Option, load
 from ddplaunch.timeouts import TimeoutConfig
-
-if TYPE_CHECKING:
-    from ddplaunch.rows import Option
 
 _ROWS = {row.long_name: row for row in ROWS}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
 from ddplaunch.cluster.hostfile import read_hostfile
-from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, parse_hosts
+from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host, parse_hosts
 from ddplaunch.errors import UsageError
 from ddplaunch.rows import HOSTS, REAL_RUN, Option
 from ddplaunch.transport import transports
@@ -17,7 +17,6 @@ from ddplaunch.transport import transports
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddplaunch.cluster.hosts import Host
 
 ROWS = (
     Option(

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddplaunch.errors import UsageError
-from ddplaunch.rows import load
+from ddplaunch.rows import Option, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
-    from ddplaunch.rows import Option
 
 HELP_COLUMN = 27
 """Width of the first column of the help page; a longer name gets a separate line."""

@@ -167,7 +167,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.launcher_agent import ReportOfNode
+from ddplaunch.protocol.launcher_agent import AgentFailed, NeedsRendezvous, NodeSilent, ReportOfNode
 from ddplaunch.protocol.wire import ProtocolError
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
@@ -181,7 +181,6 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.shutdown import Shutdown
-    from ddplaunch.protocol.launcher_agent import AgentFailed, NeedsRendezvous, NodeSilent
     from ddplaunch.protocol.results import AttemptResult
 
 _MAX_REASON = 300

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import HARDWARE, NODE_LOST, NODE_NOT_READY, RENDEZVOUS, LaunchError, Level
-from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous, StopWorkers
+from ddplaunch.protocol.launcher_agent import AssignNodes, EndpointOpen, JoinRendezvous, StopWorkers
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, check_torch_versions, failures_table
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node, Nodes
-    from ddplaunch.protocol.launcher_agent import EndpointOpen
     from ddplaunch.protocol.results import AttemptResult
 
 _MAX_REASON = 1000

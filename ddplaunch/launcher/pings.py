@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.launcher_agent import Ping
+from ddplaunch.mailbox import NEVER, Mailbox
+from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.threads import in_thread
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ddplaunch.launcher.nodes import Node
-    from ddplaunch.mailbox import Mailbox
-    from ddplaunch.protocol.launcher_agent import Pong
 
 INTERVAL_S = 1.0
 """Seconds between two pings of a node."""

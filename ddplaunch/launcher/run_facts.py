@@ -16,9 +16,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.config import LINE_PREFIX
+from ddplaunch.config import LINE_PREFIX, LaunchConfig
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.run_result import NodeOfRun, Versions
+from ddplaunch.protocol.run_result import NodeOfRun, RunResult, Versions
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import RUN, RunFacts
 from ddplaunch.text import iso_time, masked
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.protocol.launcher_agent import NodeDetails
-    from ddplaunch.protocol.run_result import RunResult
 
 SCHEMA = 1
 """Version of the keys of run.json."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
-from ddplaunch.cluster.hosts import display_names
-from ddplaunch.config import LINE_PREFIX, AgentConfig, LaunchConfig, RendezvousConfig
+from ddplaunch.cluster.hosts import Host, display_names
+from ddplaunch.config import LINE_PREFIX, AgentConfig, LaunchConfig, RendezvousConfig, WorkerConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
@@ -31,8 +31,6 @@ from ddplaunch.transport import transports
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import WorkerConfig
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, Transport, WriteOutput

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import INTERNAL, LaunchError, Level
-from ddplaunch.launcher.nodes import NodeState
-from ddplaunch.mailbox import NEVER
+from ddplaunch.launcher.nodes import Node, Nodes, NodeState
+from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol.launcher_agent import PassSignal, StopWorkers
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequests, suspend
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.nodes import Node, Nodes
-    from ddplaunch.mailbox import Mailbox
 
 _SECOND_GRACE_S = 5.0
 _QUIT_GRACE_S = 0.5

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ddplaunch import features
-from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
+from ddplaunch.mailbox import NEVER, Mailbox
+from ddplaunch.protocol.launcher_agent import Order, OrderToNodes, Output, Report, ReportOfNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.pings import Pings
     from ddplaunch.launcher.shutdown import Shutdown
-    from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.control import Request
-    from ddplaunch.protocol.launcher_agent import Order, Output
     from ddplaunch.protocol.results import AttemptResult
     from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.transport.handle import WriteOutput

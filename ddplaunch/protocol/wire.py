@@ -15,14 +15,11 @@ import re
 import types
 import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
 
 from ddplaunch import features
-from ddplaunch.protocol.field_types import between
+from ddplaunch.protocol.field_types import Limit, between
 from ddplaunch.text import cut
-
-if TYPE_CHECKING:
-    from ddplaunch.protocol.field_types import Limit
 
 MAX_LINE_BYTES = 32 << 20
 """On Linux an environment and an argument list may each have 2 MiB, and JSON escapes take up to six times as much."""

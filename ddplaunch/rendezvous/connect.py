@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.protocol.rendezvous import RendezvousNotFound
+from ddplaunch.protocol.rendezvous import MemberSpec, RendezvousNotFound
 from ddplaunch.rendezvous.plain_store import ServerCannotJoin, ask_whether_it_comes
 from ddplaunch.rendezvous.store import Signer, beat_key, key_prefix, lost_key, open_key, open_store
 from ddplaunch.system import linux
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import TCPStore
 
-    from ddplaunch.protocol.rendezvous import MemberSpec
 
 _OPEN_KEY_S = 10.0
 _LOSS_REPORTED_S = 2.0

@@ -55,7 +55,7 @@ from ddplaunch.rendezvous.connect import (
     read_note,
 )
 from ddplaunch.rendezvous.plain_store import ServerCannotJoin
-from ddplaunch.rendezvous.store import beat_key, key_prefix, lost_key
+from ddplaunch.rendezvous.store import Signer, beat_key, key_prefix, lost_key
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.rounds.verdicts import Restarts
 from ddplaunch.system import signals
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import TCPStore
 
-    from ddplaunch.rendezvous.store import Signer
 
 HEARTBEAT_S = 1.0
 _FOR_EVER = timedelta(days=3650)

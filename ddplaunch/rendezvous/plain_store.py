@@ -12,13 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.rendezvous import NodeCannotJoin
+from ddplaunch.protocol.rendezvous import MemberSpec, NodeCannotJoin
 from ddplaunch.rendezvous.store import Signer, cannot_join_key
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ddplaunch.protocol.rendezvous import MemberSpec
 
 _ANSWER_S, _ASK_S = 2.0, 0.5
 _VALIDATE, _SET, _GET, _ADD, _CHECK = 0, 1, 3, 4, 5

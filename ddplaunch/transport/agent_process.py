@@ -10,7 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -21,8 +21,6 @@ from ddplaunch.protocol.agent_entry import AGENT_MODULE, COLLECT_SELDOM, IMPORT_
 from ddplaunch.system.files.script_file import working_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import StreamName
 

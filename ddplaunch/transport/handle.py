@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from ddplaunch import features
@@ -25,8 +25,6 @@ from ddplaunch.protocol.output_runs import check_runs
 from ddplaunch.system.limits import NO_ROOM_HINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.agent_process import AgentProcess
 

@@ -20,7 +20,7 @@ from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import linux
 from ddplaunch.threads import in_thread
 from ddplaunch.transport import agent_process
-from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Post, Purpose, Transport, WriteOutput
 
 if TYPE_CHECKING:
     import threading
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.agent_process import AgentProcess, Child
-    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 
 class PopenHandle(AgentHandle):

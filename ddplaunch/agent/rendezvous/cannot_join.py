@@ -19,7 +19,7 @@ from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
-from ddplaunch.protocol.launcher_agent import Notice, StopWorkers
+from ddplaunch.protocol.launcher_agent import AgentFailed, Notice, StopWorkers
 from ddplaunch.protocol.rendezvous import NodeCannotJoin
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.mailbox import Mailbox
-    from ddplaunch.protocol.launcher_agent import AgentFailed
     from ddplaunch.protocol.specs import AgentSpec
 
 TELLER_MODULE = "ddplaunch.rendezvous.tell_without_torch"

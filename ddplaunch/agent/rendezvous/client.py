@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent.helper_output import HelperOutput
 from ddplaunch.errors import NODE_LOST, RENDEZVOUS, LaunchError
@@ -51,8 +51,6 @@ from ddplaunch.text import plural
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from ddplaunch.agent.parts import NodeServices
     from ddplaunch.config import RendezvousConfig
 

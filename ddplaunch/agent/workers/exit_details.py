@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
 from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHARS, PACKAGE_ROOT
-from ddplaunch.protocol.results import WorkerError
+from ddplaunch.protocol.results import Certainty, Outcome, StreamName, WorkerError, WorkerExit
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddplaunch.protocol.results import Certainty, Outcome, StreamName, WorkerExit
 
 _MAX_TOTAL_CHARS, _LEAST_TOTAL_CHARS = 2 << 20, 8 << 10
 """Limits of the errors and last lines of all workers together: one record holds them, and JSON needs up to 12 bytes per

@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
-from ddplaunch.protocol.specs import ForkserverSpec, ProcessSpec
+from ddplaunch.protocol.specs import AgentSpec, ForkserverSpec, ImportFailed, ProcessSpec, Program, StartPlan
 from ddplaunch.system import devices
 from ddplaunch.system.files import script_file
 from ddplaunch.system.files.script_file import working_folder
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.protocol.results import Round
-    from ddplaunch.protocol.specs import AgentSpec, ImportFailed, Program, StartPlan
 
 EXEC_WORKER = str(Path(PACKAGE_ROOT, "ddplaunch", "worker", "exec_worker.py"))
 """Started by its path: the agent must not import the worker package. A test checks that the file exists."""

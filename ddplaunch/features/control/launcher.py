@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.errors import Level
-from ddplaunch.launcher.watches import ControlRequest, Watch
+from ddplaunch.launcher.watches import ControlRequest, RunServices, Watch
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     ANSWER_S,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddplaunch.launcher.watches import RunServices
 
 _MAX_CLIENTS = 8
 _TRANSFER_S = 5.0

@@ -28,7 +28,7 @@ from ddplaunch.features.debug.records import (
     TypeKeys,
 )
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import ControlRequest, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.control import LeaveTerminal, RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptStarted
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddplaunch.features.debug.terminal import Terminal
-    from ddplaunch.launcher.watches import ControlRequest, RunServices
 
 _SETTLE_S = 0.2
 """Time after the first stop in which other ranks may stop too: the lowest one begins."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.gpus.records import GpusRead
+from ddplaunch.features.gpus.records import Gpu, GpuReading, GpusRead, Question
 from ddplaunch.system import devices
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.workers.start_plan import Placement
     from ddplaunch.features.gpus.reader import Answer
-    from ddplaunch.features.gpus.records import Gpu, GpuReading, Question
     from ddplaunch.protocol.specs import AgentSpec
 
 

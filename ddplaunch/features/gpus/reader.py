@@ -16,15 +16,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.features.gpus.records import GpuEvent, GpusRead
+from ddplaunch.features.gpus.records import GpuEvent, GpusRead, Question
 from ddplaunch.protocol import wire
 from ddplaunch.system import devices
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from ddplaunch.features.gpus.records import Question
 
     Answer = GpusRead | GpuEvent
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import stack_dumps
 from ddplaunch.features.hangs.activity_clocks import ActivityClocks
-from ddplaunch.features.hangs.examiner import ANSWER_S
+from ddplaunch.features.hangs.examiner import ANSWER_S, Examiner
 from ddplaunch.features.hangs.records import ExamineWorkers, WorkerActivity, WorkersExamined, folded
 from ddplaunch.mailbox import NEVER
 from ddplaunch.threads import post_from_thread, start_work
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.evidence import Sample
-    from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
     from ddplaunch.features.hangs.stack_dumps import StackDumps
 

@@ -15,7 +15,7 @@ from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.features.hangs import examiner, node_evidence, stack_dumps
 from ddplaunch.features.hangs.activity_watch import ActivityWatch
-from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkersExamined, folded
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, NodeEvidence, WorkersExamined, folded
 from ddplaunch.features.hangs.stack_dumps import StackDumps
 from ddplaunch.mailbox import NEVER
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.evidence import FailureEvidence
-    from ddplaunch.features.hangs.records import NodeEvidence
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.system.unix_socket import Connection

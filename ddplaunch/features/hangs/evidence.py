@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import read_error_file
 from ddplaunch.features.hangs import flight_record, process_activity, stack_dumps, worker_records
-from ddplaunch.features.hangs.examiner import ANSWER_S, MAX_NAME, Answer
-from ddplaunch.features.hangs.process_activity import ProcessActivity
+from ddplaunch.features.hangs.examiner import ANSWER_S, MAX_NAME, Answer, Examiner
+from ddplaunch.features.hangs.process_activity import Connection, ProcessActivity
 from ddplaunch.features.hangs.rank_state import BUSY_CPU_SHARE
 from ddplaunch.features.hangs.records import MAX_STACK_CHARS, MAX_UNANSWERED, FlightRecord, PendingCall, RankEvidence
 from ddplaunch.late_dataclass import dataclass
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.features.hangs.examiner import Examiner
-    from ddplaunch.features.hangs.process_activity import Connection
     from ddplaunch.features.hangs.stack_dumps import StackDumps
     from ddplaunch.protocol.results import WorkerExit
 

@@ -28,11 +28,11 @@ from ddplaunch.features.hangs.records import (
     unfolded,
 )
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import ControlRequest, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import RequestRefused
-from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, Report
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import duration, escape, plural, quote, ranks
 from ddplaunch.threads import post_from_thread
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.features.hangs.explanation import Explanation
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.watches import ControlRequest, RunServices
-    from ddplaunch.protocol.launcher_agent import Report
 
 EXAMINATION_S = 20.0
 """Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""

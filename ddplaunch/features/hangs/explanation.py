@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import rank_state
 from ddplaunch.features.hangs.rank_state import JobState, job_state
-from ddplaunch.features.hangs.records import with_fields
-from ddplaunch.features.hangs.waits import Place, Side, WaitReason, Waits, Why, signature
+from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, with_fields
+from ddplaunch.features.hangs.waits import Group, Place, Side, WaitReason, Waits, Why, signature
 from ddplaunch.features.hangs.wording import (
     indirect_sentences,
     reason_sentences,
@@ -28,8 +28,6 @@ from ddplaunch.text import plural, quote
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
-    from ddplaunch.features.hangs.waits import Group
 
 MAX_SENTENCES = 12
 

@@ -13,14 +13,13 @@ from ddplaunch.errors import Level
 from ddplaunch.features.hangs.examinations import Examination, tell
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import WorkersExamined, unfolded
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult
     from ddplaunch.protocol.run_result import RunResult

@@ -18,9 +18,9 @@ from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, Re
 from ddplaunch.features.hangs.last_states import LastStates
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.launcher_agent import AttemptEnded
+from ddplaunch.protocol.launcher_agent import AttemptEnded, Report
 from ddplaunch.text import duration, quote
 from ddplaunch.threads import post_from_thread
 from ddplaunch.timeouts import AUTO_HANG_REPORT_S
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.features.hangs.explanation import Explanation
-    from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.launcher_agent import Report
 
     _Explained = tuple[Explanation, Explanation | None]
     """What the job does; and, if ranks wait while others write output, who waits for whom all the same."""

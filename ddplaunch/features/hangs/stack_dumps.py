@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.worker_records import STACKS_SIGNAL
 from ddplaunch.protocol.first_failure import file_and_line, frames, script_frame
-from ddplaunch.protocol.results import STACKS_FILE
+from ddplaunch.protocol.results import STACKS_FILE, WorkerExit
 from ddplaunch.system import processes, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.agent.workers.worker import Worker
-    from ddplaunch.protocol.results import WorkerExit
 
 DUMP_S = 1.0
 """Time for the workers to write their stacks."""

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.hangs.records import ExamineRun, RunExamined
 from ddplaunch.features.ps.ps import agents, find_runs, parts_of_run, raise_failures, with_launcher
-from ddplaunch.features.ps.queries import AskLaunchers, LaunchersAnswered
+from ddplaunch.features.ps.queries import AskLaunchers, LaunchersAnswered, RunOnHost
 from ddplaunch.features.runs import run_folders
 from ddplaunch.launcher import setup
-from ddplaunch.protocol.control import ANSWER_S, RequestRefused
+from ddplaunch.protocol.control import ANSWER_S, Answer, RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.features.ps.queries import RunOnHost
     from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries
-    from ddplaunch.protocol.control import Answer
 
 _END_S = ANSWER_S + 15
 """Seconds for an agent: it gives each launcher ANSWER_S and a few seconds more."""

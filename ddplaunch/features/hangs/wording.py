@@ -7,16 +7,14 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
-from ddplaunch.features.hangs.waits import DEFAULT_GROUP, WaitReason, Why, elements
-from ddplaunch.protocol.results import STACKS_FILE
+from ddplaunch.features.hangs.waits import DEFAULT_GROUP, Group, Place, WaitReason, Waits, Why, elements
+from ddplaunch.protocol.results import STACKS_FILE, AttemptResult
 from ddplaunch.text import clock, grouped, plural, quote, ranks, size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from ddplaunch.features.hangs.records import CollectiveCall, RankEvidence
-    from ddplaunch.features.hangs.waits import Group, Place, Waits
-    from ddplaunch.protocol.results import AttemptResult
 
 _MAX_LINES = 3
 """Of one kind within a reason: sides of a mismatch, places, kinds of culprits; hosts without an answer."""

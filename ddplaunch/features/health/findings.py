@@ -10,14 +10,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.features.gpus.records import MAX_GPUS
+from ddplaunch.features.gpus.records import MAX_GPUS, GpuReading, IbPort
 from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
 from ddplaunch.text import duration, grouped, ranks, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from ddplaunch.features.gpus.records import GpuReading, IbPort
     from ddplaunch.protocol.results import HealthFinding
 
 _THE_GPU = "the GPU "

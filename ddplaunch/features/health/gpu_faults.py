@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS
-from ddplaunch.features.gpus.records import Gpu, GpuEvent, GpusRead
+from ddplaunch.features.gpus.records import Gpu, GpuEvent, GpuReading, GpusRead, IbPort
 from ddplaunch.features.health import findings, gpu_events, log_folder, rules
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import devices
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.parts import NodeServices
     from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.features.gpus.agent import GpusOfJob
-    from ddplaunch.features.gpus.records import GpuReading, IbPort
     from ddplaunch.features.health.records import NodeHealth
     from ddplaunch.protocol.results import HealthFinding, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec

@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import HARDWARE, LaunchError, Level
 from ddplaunch.features.health import findings
-from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, NodeHealth
+from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, Report
 from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ddplaunch.features.health.records import NodeHardware
-    from ddplaunch.launcher.watches import RunEnd, RunServices
-    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.run_result import RunResult
 
 _COLLECT_S = 3.0

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hosts import display_names, fold, matching, parse_hosts
+from ddplaunch.cluster.hosts import Host, display_names, fold, matching, parse_hosts
 from ddplaunch.errors import LaunchError, Level, StartNotice
 from ddplaunch.features.health import node_history, nodes_file
 from ddplaunch.features.health.node_history import NodeEvent
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.health.nodes_file import Entries
     from ddplaunch.protocol.results import AttemptResult

@@ -6,17 +6,13 @@ that a GPU does not tell breaks no rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ddplaunch.features.gpus.records import HARDWARE_SLOWDOWN, GpuReading, IbPort, throttled
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.results import HealthFinding, Severity
 from ddplaunch.text import fold_ints, size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _RECOVERY_ACTIONS = {
     1: "a reset of the GPU",

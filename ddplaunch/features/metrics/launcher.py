@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddplaunch.errors import Level
-from ddplaunch.features.usage.quantities import BY_NAME
+from ddplaunch.features.usage.quantities import BY_NAME, Quantity
 from ddplaunch.features.usage.records import UsageSample, UsageSampled, UsageStarted
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.system.files import kept_files
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ddplaunch.features.usage.quantities import Quantity
-    from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.run_result import RunResult
 
 RunState = Literal["starting", "running", "ended"]

@@ -6,13 +6,12 @@ import re
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.misplaced_options import misplaced, sentence
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.run_result import RunResult
 

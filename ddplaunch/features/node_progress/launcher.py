@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import Level
 from ddplaunch.launcher.nodes import SWEEP_S, NodeState
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.text import duration, quote
@@ -18,7 +18,6 @@ from ddplaunch.text import duration, quote
 if TYPE_CHECKING:
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.participants import Participants
-    from ddplaunch.launcher.watches import RunServices
 
 _SWEEP_SHOWN_S = 2.0
 _SLOW_IMPORT_S = 10.0

@@ -13,14 +13,12 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import Level
+from ddplaunch.errors import LaunchError, Level
 from ddplaunch.launcher.display import failure_page
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.run_result import RunResult
 
 LIMIT_S = 60.0

@@ -11,17 +11,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.features.page.lowered_clocks import sentence
-from ddplaunch.features.page.story import RankBar, Span
-from ddplaunch.features.page.usage import Point, middles
+from ddplaunch.features.page.lowered_clocks import Lowered, sentence
+from ddplaunch.features.page.story import RankBar, Span, Story
+from ddplaunch.features.page.usage import Band, Curve, Point, middles
 from ddplaunch.text import duration, fold_ints, grouped, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.features.page.lowered_clocks import Lowered
-    from ddplaunch.features.page.story import Story
-    from ddplaunch.features.page.usage import Band, Curve
 
 _NICE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

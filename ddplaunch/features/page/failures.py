@@ -8,25 +8,22 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.page import output
-from ddplaunch.features.page.reading import block, content, line
+from ddplaunch.features.page.reading import RunFiles, block, content, line
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.failure_page import failure_line, how, is_victim
-from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED
+from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED, AttemptResult, WorkerExit
 from ddplaunch.system.files.run_folder import FAILURE_PAGE
 from ddplaunch.text import clock, duration, fold_ints, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from ddplaunch.features.page.reading import RunFiles
-    from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.run_result import RunResult
 
 _MAX_OTHERS = 16

@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
@@ -27,7 +27,6 @@ from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddplaunch.launcher.watches import RunEnd, RunServices
 
 OFF_VARIABLE = "DDPLAUNCH_PAGE"
 """``off``: no page is made, as with ``--no-page``; for a site, or for tests."""

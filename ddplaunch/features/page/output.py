@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ddplaunch.features.page.reading import block, last_part
+from ddplaunch.features.page.reading import RunFiles, block, last_part
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display import console_log
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ddplaunch.features.page.reading import RunFiles
 
 _FILES = (console_log.FILE, run_folder.FAILURE_PAGE, "hang.txt", "stacks.txt", run_folder.REPORT, run_json.EVENTS)
 _STREAMS = ("stdout.log", "stderr.log")

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.page.reading import line
+from ddplaunch.features.page.reading import RunFiles, line
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.late_dataclass import dataclass
@@ -21,7 +21,6 @@ from ddplaunch.text import plural
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddplaunch.features.page.reading import RunFiles
     from ddplaunch.protocol.results import WorkerExit
 
 MARKS = {

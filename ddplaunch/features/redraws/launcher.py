@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.output_runs import runs_of
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.launcher.display.console import Console
-    from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.results import StreamName
     from ddplaunch.transport.handle import WriteOutput
 

@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.features.run_events.event_file import EventFile
 from ddplaunch.features.run_events.kinds import SCHEMA
 from ddplaunch.launcher.display.failure_page import failure_line
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted
-from ddplaunch.transport.handle import AgentConnected
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output, Report
+from ddplaunch.transport.handle import AgentConnected, WriteOutput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.launcher_agent import Output, Report
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.run_result import RunResult
-    from ddplaunch.transport.handle import WriteOutput
 
 _MAX_FAILURES = 20
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.features.hangs.examinations import Question
-from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleCollectives
+from ddplaunch.features.slow_ranks.records import CollectivesSampled, RankLoad, SampleCollectives
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.text import median, size
 from ddplaunch.threads import post_from_thread
@@ -26,9 +26,7 @@ from ddplaunch.threads import post_from_thread
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddplaunch.features.slow_ranks.records import RankLoad
     from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
-    from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.run_result import RankLateness, RunResult
 

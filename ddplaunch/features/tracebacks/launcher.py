@@ -13,14 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.protocol.first_failure import is_peer_loss
 from ddplaunch.protocol.output_runs import runs_of
 from ddplaunch.text import quote, ranks
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.transport.handle import WriteOutput
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.usage import UsageRecord
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 
 if TYPE_CHECKING:
     from ddplaunch.features.usage.usage_files import UsageFiles
-    from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.run_result import RunResult
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.features.runs import run_json
-from ddplaunch.features.runs.run_folders import find
+from ddplaunch.features.runs.run_folders import RunFolder, find
 from ddplaunch.features.runs.run_json import Json, integer, number
-from ddplaunch.features.usage.quantities import BY_NAME, FOLDER
+from ddplaunch.features.usage.quantities import BY_NAME, FOLDER, Quantity
 from ddplaunch.features.usage.records import PERIOD_S
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.features.runs.run_folders import RunFolder
-    from ddplaunch.features.usage.quantities import Quantity
 
 _MAX_EVENT_BYTES = 32 << 20
 _MAX_BYTES = 64 << 20

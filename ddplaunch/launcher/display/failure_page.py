@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.errors import INTERNAL, NODE_LOST
+from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED
+from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED, AttemptResult, WorkerExit
 from ddplaunch.text import clock, escape, fold_ints, grouped, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddplaunch.errors import LaunchError
-    from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.run_result import RunResult
 
 _WIDTH = 80

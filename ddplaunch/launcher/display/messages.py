@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
-from ddplaunch.errors import Level
+from ddplaunch.errors import LaunchError, Level
 from ddplaunch.launcher.display import failure_page, report_files
-from ddplaunch.launcher.display.console import Progress
+from ddplaunch.launcher.display.console import Console, Progress
 from ddplaunch.protocol import first_failure
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import REPORT
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import AttemptStarted
     from ddplaunch.protocol.results import AttemptResult

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, wire
-from ddplaunch.protocol.results import STACKS_FILE
+from ddplaunch.protocol.results import STACKS_FILE, WorkerExit
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import FAILURE_PAGE, REPORT
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.run_result import RunResult
 
 SCHEMA = 2

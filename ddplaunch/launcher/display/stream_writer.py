@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.display.line_prefix import prefixed
+from ddplaunch.launcher.display.line_prefix import Style, prefixed
 from ddplaunch.protocol.output_runs import by_stream, count_lines, runs_of
 from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
@@ -22,7 +22,6 @@ from ddplaunch.threads import in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import Output
 
 _QUEUE_BYTES = 24 << 20

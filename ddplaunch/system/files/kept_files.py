@@ -13,12 +13,11 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-    from typing import BinaryIO
 
 
 _MAX_NOTES = 1000

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import pkgutil
 from collections import defaultdict
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import torch
 import torch.cuda.comm
 import torch.cuda.nccl
 
-from ddplaunch.features.dry_run.fake_cuda.devices import CAPABILITY, GPU_NAME, MEMORY_BYTES, Device
+from ddplaunch.features.dry_run.fake_cuda.devices import CAPABILITY, GPU_NAME, MEMORY_BYTES, Device, FakeDevices
 from ddplaunch.features.dry_run.fake_cuda.patching import replace, wrap
 from ddplaunch.features.dry_run.fake_cuda.streams import Event, StreamContext, Streams
 from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_class, unsupported_function
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices
 
 _KEPT = ("CudaError", "DeferredCudaCallError", "cudaStatus", "caching_allocator_disabled", "device", "device_of")
 

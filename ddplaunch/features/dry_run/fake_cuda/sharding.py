@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.device_mesh
 
-from ddplaunch.features.dry_run.fake_cuda.devices import Device
+from ddplaunch.features.dry_run.fake_cuda.devices import Device, FakeDevices
 from ddplaunch.features.dry_run.fake_cuda.patching import (
     arguments_by_name,
     called_by_script,
@@ -25,7 +25,6 @@ from ddplaunch.features.dry_run.fake_cuda.patching import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices
 
 _MESH = "torch.distributed.device_mesh.DeviceMesh"
 _DTENSOR = "torch.distributed.tensor._api"

@@ -10,13 +10,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.features.dry_run.fake_cuda.devices import Device
+from ddplaunch.features.dry_run.fake_cuda.devices import Device, FakeDevices
 from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_function
 
 if TYPE_CHECKING:
     import torch
 
-    from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices
 
 _thread = threading.local()
 _numbers = itertools.count(1)
