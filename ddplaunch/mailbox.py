@@ -13,12 +13,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 E = TypeVar("E")
 K = TypeVar("K")

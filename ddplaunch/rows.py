@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.errors import OptionError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 COMING_BACK = "Leaving a run and coming back"
 EXISTING_RUNS = "Existing runs (yours, here and on --hosts)"

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

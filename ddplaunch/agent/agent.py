@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 import time
+from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,6 @@ from ddplaunch.system.unix_socket import LocalServer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.agent.workers.worker import Worker

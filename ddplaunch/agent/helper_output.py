@@ -8,16 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.output import LogFile
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system.files import kept_files
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LINE_BYTES = 4096
 """A longer line of a helper counts as several."""

@@ -10,9 +10,10 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
@@ -21,10 +22,6 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
 from ddplaunch.protocol.output_runs import count_lines, runs_of
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _QUEUE_BYTES = 16 << 20
 _ENTRY_BYTES, _RUN_BYTES = 512, 40

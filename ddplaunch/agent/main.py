@@ -12,6 +12,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch import errors, features
@@ -29,7 +30,6 @@ from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalRece
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     from ddplaunch.agent.workers.forkserver_client import Forked
 

@@ -6,14 +6,13 @@ Runs in the agent, in its main thread. ``Agent`` calls each method of all parts,
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch import features
 from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous import Rendezvous, Wait
     from ddplaunch.agent.workers.exit_details import AttemptFailure

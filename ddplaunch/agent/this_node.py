@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +21,6 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ddplaunch.protocol.rendezvous import MemberReady
     from ddplaunch.protocol.specs import AgentSpec
 

@@ -5,7 +5,8 @@ Runs in the launcher. Reads the hostfile; starts nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ddplaunch import features
 from ddplaunch.cluster.hostfile import read_hostfile
@@ -13,10 +14,6 @@ from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host, par
 from ddplaunch.errors import UsageError
 from ddplaunch.rows import HOSTS, REAL_RUN, Option
 from ddplaunch.transport import transports
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 ROWS = (
     Option(

@@ -11,9 +11,10 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -27,9 +28,6 @@ from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_tex
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.rows import load
 from ddplaunch.text import escape
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 INTERRUPTED = 130
 PIPE_CLOSED = 128 + signal.SIGPIPE

@@ -36,8 +36,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch import features
 from ddplaunch.cli import host_options, rendezvous_options, values
@@ -53,9 +54,6 @@ from ddplaunch.rows import (
     parse_seconds,
     parse_whole,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def version_line() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +17,6 @@ from ddplaunch.errors import UsageError
 from ddplaunch.rows import Option, load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from click.shell_completion import CompletionItem
 
 

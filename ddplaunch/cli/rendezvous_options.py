@@ -6,6 +6,7 @@ Runs in the launcher. Pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
@@ -18,8 +19,6 @@ from ddplaunch.text import grouped, seconds
 from ddplaunch.timeouts import TimeoutConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.cluster.hosts import Host
 
 ROWS = (

@@ -12,14 +12,11 @@ import itertools
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence, Sized
 
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import is_device_id, quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence, Sized
 
 MAX_HOSTS = 100_000
 """More hosts than this are a typing mistake."""

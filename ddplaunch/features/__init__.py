@@ -8,14 +8,11 @@ that it needs. Only what runs in a worker, or prepares one (``warm``, ``dry_run`
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
+from typing import Any, NamedTuple, TypeVar
 
 Config = TypeVar("Config")
 _ADDRESS = "\0ddplaunch"

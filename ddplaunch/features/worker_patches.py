@@ -6,11 +6,11 @@ Runs in a worker, in the thread that imports. Features use it, and only they.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from importlib.abc import Loader
     from types import ModuleType
 

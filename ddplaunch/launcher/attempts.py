@@ -6,17 +6,13 @@ Runs in the launcher. Pure. It does not decide what follows an attempt: the coor
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import Report
 from ddplaunch.protocol.results import AttemptResult, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
 
 _PAST_ALL_ATTEMPTS = sys.maxsize
 """A node that has gone has passed all attempts."""

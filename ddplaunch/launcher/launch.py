@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from ddplaunch.text import quote
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig

@@ -163,6 +163,7 @@ for 10 s after the process there has gone (``connect._SERVER_GONE_S``).
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
@@ -174,8 +175,6 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node

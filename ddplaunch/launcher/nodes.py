@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
@@ -16,8 +17,6 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NoAgent, NodeFacts, Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from ddplaunch.protocol.specs import AgentSpec
 
 

@@ -6,6 +6,7 @@ Runs in the launcher, after the last agent has ended. Pure.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch import errors
@@ -14,8 +15,6 @@ from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.run_result import RunResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.errors import LaunchError
     from ddplaunch.protocol.results import AttemptResult, Outcome, WorkerExit
 

@@ -9,6 +9,7 @@ and the coordinator decides which of them leave.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from ddplaunch.text import quote
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, check_torch_versions, failures_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node, Nodes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
@@ -17,8 +18,6 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from ddplaunch.launcher.nodes import Node
 
 INTERVAL_S = 1.0

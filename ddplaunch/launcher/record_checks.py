@@ -7,6 +7,7 @@ whose record cannot be decoded is lost, too: the transport kills its agent.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
@@ -15,8 +16,6 @@ from ddplaunch.protocol.wire import ProtocolError
 from ddplaunch.text import ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.launcher.participants import Participants

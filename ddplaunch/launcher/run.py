@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,6 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, NodeFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig

@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from ddplaunch.text import iso_time, masked
 from ddplaunch.version import __version__, commit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from ddplaunch.launcher.nodes import Node

@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,8 +30,6 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, Transport, WriteOutput

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import INTERNAL, LaunchError, Level
@@ -17,8 +18,6 @@ from ddplaunch.protocol.launcher_agent import PassSignal, StopWorkers
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequests, suspend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.messages import UserMessages
 

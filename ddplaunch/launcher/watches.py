@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -16,7 +17,6 @@ from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol.launcher_agent import Order, OrderToNodes, Output, Report, ReportOfNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig

@@ -5,12 +5,10 @@ Used by the launcher, where one thread reads from many agents.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ddplaunch.protocol import wire
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Arrivals:

@@ -7,13 +7,12 @@ Used by the agent and by --plan. Pure. A variable that scripts see has a row of 
 from __future__ import annotations
 
 import os.path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import script_request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ddplaunch.protocol import wire
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _HEADER_BYTES = 8
 _PIECE_BYTES = 1 << 20

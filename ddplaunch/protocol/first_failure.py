@@ -9,11 +9,10 @@ import functools
 import os
 import re
 import signal
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddplaunch.protocol.results import WorkerExit
 
 _PEER_LOST = re.compile(

@@ -6,15 +6,13 @@ how workers are started, ``choose_start``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ddplaunch.config import AgentConfig, Entry, WorkerConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Descriptor, Pid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from torch.distributed import TCPStore
 
     from ddplaunch.rendezvous.plain_store import PlainStore

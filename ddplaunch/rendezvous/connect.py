@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,6 @@ from ddplaunch.text import is_run_id, quote
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from torch.distributed import TCPStore
 
 

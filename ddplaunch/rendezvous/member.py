@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -62,8 +63,6 @@ from ddplaunch.system import signals
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch.distributed import TCPStore
 
 

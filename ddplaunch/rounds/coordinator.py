@@ -8,10 +8,10 @@ and no store.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum, auto
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.late_dataclass import dataclass
@@ -35,9 +35,6 @@ from ddplaunch.protocol.rendezvous import (
 from ddplaunch.protocol.results import Round, RoundVerdict
 from ddplaunch.rounds.verdicts import Restarts, RoundReports, decide, last_verdict, why_too_few_nodes
 from ddplaunch.text import quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _MAX_HOSTS_CHARACTERS = 1000
 """Limit of a list of hosts in a record; numbered hosts fold to a few characters."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED, AttemptResult, Round
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from ddplaunch.protocol.results import Outcome, WorkerError
 
 MAX_IDENTICAL_FAILURES = 3

@@ -14,15 +14,12 @@ import functools
 import os
 import re
 import time
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.text import is_device_id
 from ddplaunch.threads import start_work
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _DRIVERS = ("proc/driver/nvidia", "dev/nvidiactl", "sys/class/kfd", "dev/dxg")
 """Without any of these no GPU of NVIDIA or AMD is usable; with one of them GPUs may exist that cannot be counted."""

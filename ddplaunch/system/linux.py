@@ -12,13 +12,13 @@ import functools
 import os
 import signal
 import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.system import procfs
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -9,13 +9,12 @@ import contextlib
 import os
 import re
 import socket
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.config import RendezvousConfig
 
 _BACKLOG = 4096

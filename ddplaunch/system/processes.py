@@ -12,14 +12,11 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.system import procfs
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 UNKILLABLE_AFTER_S = 5.0
 """Seconds after SIGKILL after which a process that still exists counts as unkillable (uninterruptible sleep)."""

@@ -10,12 +10,9 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STATE, PARENT, GROUP, SESSION, FLAGS, STARTED = 0, 1, 2, 3, 6, 19
 """Positions in the result of ``stat``."""

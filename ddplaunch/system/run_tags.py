@@ -13,12 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from ddplaunch.system import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _NODE = re.compile(r"\.(0|[1-9][0-9]{0,4})$")
 """At most five digits: the six random digits of a run tag may all be decimal."""

@@ -12,15 +12,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
 
 PASSED_TO_WORKERS = ("SIGUSR1", "SIGUSR2")
 """Passed to the workers and without effect on the run, unless --signals-to-handle or --requeue-on names them."""

@@ -11,13 +11,11 @@ import os
 import socket
 import time
 import traceback
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ddplaunch.system import linux
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PASSING, _PAUSE_S = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED), 1.0
 """Errors of accept(2) after which it is called again, after a pause."""

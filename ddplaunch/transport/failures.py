@@ -6,6 +6,7 @@ Used by the launcher and by the commands that query hosts. Pure: no I/O, no stat
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hosts import fold
@@ -13,8 +14,6 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from ddplaunch.transport.handle import NodeFacts
 
 Cause = Literal[

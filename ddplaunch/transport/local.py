@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ddplaunch import errors
@@ -24,7 +25,6 @@ from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Post, Purpose
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.agent_process import AgentProcess, Child

@@ -5,6 +5,7 @@ Runs in the launcher. A row names its code, which is imported when a run or a co
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
@@ -12,8 +13,6 @@ from ddplaunch.errors import OptionError, UsageError
 from ddplaunch.rows import TransportRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddplaunch.cluster.hosts import Host
 
 TABLE: tuple[TransportRow, ...] = (

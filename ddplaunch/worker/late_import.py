@@ -12,10 +12,10 @@ import contextlib
 import copy
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType

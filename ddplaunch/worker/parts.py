@@ -7,6 +7,7 @@ and by the forkserver. It must import little: a worker starts with it.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, MutableMapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from ddplaunch import features
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, MutableMapping
 
 
 class WorkerPart:

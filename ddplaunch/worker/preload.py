@@ -13,13 +13,10 @@ import itertools
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS
 from ddplaunch.text import cut
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ALWAYS = ("torch", "torch.distributed")
 

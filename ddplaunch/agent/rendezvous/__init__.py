@@ -7,11 +7,11 @@ not start or stop workers, nor decide anything about rounds: the coordinator doe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round

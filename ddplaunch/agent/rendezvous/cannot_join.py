@@ -10,6 +10,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.launcher_channel import LauncherLost
@@ -25,8 +26,6 @@ from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.specs import AgentSpec
 

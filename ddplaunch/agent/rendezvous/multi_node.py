@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,6 @@ from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from ddplaunch.agent.parts import NodeServices
     from ddplaunch.protocol.launcher_agent import Report

@@ -5,6 +5,7 @@ Runs in the agent, main thread only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -14,7 +15,6 @@ from ddplaunch.system.network import listen
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec

@@ -11,9 +11,10 @@ import os
 import re
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
@@ -21,10 +22,6 @@ from ddplaunch.protocol.agent_entry import MAX_MESSAGE_CHARS, MAX_TRACEBACK_CHAR
 from ddplaunch.protocol.results import Certainty, Outcome, StreamName, WorkerError, WorkerExit
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _MAX_TOTAL_CHARS, _LEAST_TOTAL_CHARS = 2 << 20, 8 << 10
 """Limits of the errors and last lines of all workers together: one record holds them, and JSON needs up to 12 bytes per

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
@@ -40,7 +41,6 @@ from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.protocol.specs import AgentSpec

@@ -11,15 +11,12 @@ import os
 import select
 import time
 from bisect import bisect
+from collections.abc import Iterator
 from dataclasses import replace
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.output import BATCH_S, Piece, Pipe, Stream
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _TOGETHER_BYTES = 60_000
 """One record with runs of both streams: less than a piece of ``launcher_channel``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from ddplaunch.system.files import script_file
 from ddplaunch.system.files.script_file import working_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.protocol.results import Round
 

@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,6 @@ from ddplaunch.system.linux import output_pipe
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.protocol.specs import AgentSpec
 

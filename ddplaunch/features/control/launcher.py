@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
@@ -32,7 +33,6 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 

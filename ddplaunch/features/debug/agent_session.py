@@ -20,7 +20,7 @@ import socket
 import struct
 import termios
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ddplaunch.features.debug import records as debugging
 from ddplaunch.features.debug.records import (
@@ -32,9 +32,6 @@ from ddplaunch.features.debug.records import (
     TypeKeys,
 )
 from ddplaunch.system import processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MOMENT_S = 1.0
 """A step of the script that takes longer is reported: another rank may need the terminal before it can end."""

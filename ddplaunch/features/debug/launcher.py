@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,8 +38,6 @@ from ddplaunch.text import escape, ranks
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ddplaunch.features.debug.terminal import Terminal
 
 _SETTLE_S = 0.2

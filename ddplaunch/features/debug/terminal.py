@@ -14,13 +14,13 @@ import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
 _READ_BYTES = 1024
 

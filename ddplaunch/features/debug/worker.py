@@ -10,13 +10,13 @@ from __future__ import annotations
 import _thread
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features import worker_patches
 from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType, ModuleType
 
     from ddplaunch.features.debug.worker_session import Session

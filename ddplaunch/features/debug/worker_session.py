@@ -12,16 +12,14 @@ import os
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from ddplaunch.errors import GAVE_UP
 from ddplaunch.features.debug import records as debugging
 from ddplaunch.protocol import script_request
 from ddplaunch.text import quote
 from ddplaunch.worker.parts import connect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _STREAMS = ("stdin", "stdout", "stderr")
 _LEAST_FD = 100

@@ -6,6 +6,7 @@ GpusRead or GpuEvent, which other parts of the agent get after ``GpusOfJob``. No
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from ddplaunch.features.gpus.records import Gpu, GpuReading, GpusRead, Question
 from ddplaunch.system import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.agent.workers.start_plan import Placement
     from ddplaunch.features.gpus.reader import Answer
     from ddplaunch.protocol.specs import AgentSpec

@@ -16,12 +16,11 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.features.gpus.nvml import Events
 
 _READINGS_PER_MINUTE = 12

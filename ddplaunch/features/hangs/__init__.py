@@ -6,11 +6,10 @@ waits for whom. A thread in each worker answers what torch knows of its collecti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.config import LaunchConfig
 
 EVENTS = {

@@ -6,11 +6,10 @@ short run takes none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.evidence import Sample
     from ddplaunch.features.hangs.rank_state import RankState

@@ -11,6 +11,7 @@ and a file system that hangs later has no effect.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from ddplaunch.mailbox import NEVER
 from ddplaunch.threads import post_from_thread, start_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from ddplaunch.agent.parts import NodeServices
     from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.agent.workers.worker_group import WorkerGroup

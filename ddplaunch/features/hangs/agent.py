@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -20,8 +21,6 @@ from ddplaunch.features.hangs.stack_dumps import StackDumps
 from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.evidence import FailureEvidence

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,6 @@ from ddplaunch.threads import post_from_thread
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from ddplaunch.features.hangs.explanation import Explanation

@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from ddplaunch.system.unix_socket import Connection, LocalServer
 
 ANSWER_S = 3.0

@@ -6,9 +6,9 @@ A cause is found by following who waits for whom to the ranks, calls or circles 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import rank_state
 from ddplaunch.features.hangs.rank_state import JobState, job_state
@@ -24,10 +24,6 @@ from ddplaunch.features.hangs.wording import (
 )
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural, quote
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
 
 MAX_SENTENCES = 12
 

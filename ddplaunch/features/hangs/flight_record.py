@@ -21,6 +21,7 @@ import resource
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +40,6 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 MAX_DUMP_BYTES = 32 << 20

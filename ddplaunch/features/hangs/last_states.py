@@ -6,6 +6,7 @@ their workers before they stop them. What happens while a job runs is in ``launc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult
     from ddplaunch.protocol.run_result import RunResult

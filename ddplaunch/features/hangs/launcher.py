@@ -9,6 +9,7 @@ called stuck.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,7 +27,6 @@ from ddplaunch.threads import post_from_thread
 from ddplaunch.timeouts import AUTO_HANG_REPORT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddplaunch.features.hangs.explanation import Explanation

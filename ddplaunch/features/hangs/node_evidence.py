@@ -14,6 +14,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.records import MAX_RAS_CHARS, NodeEvidence
@@ -22,8 +23,6 @@ from ddplaunch.text import quote
 from ddplaunch.threads import start_work
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from ddplaunch.features.gpus.records import GpuReading
 
 _MARGIN_S = 0.5

@@ -12,15 +12,12 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPU_FIELDS = slice(11, 15)

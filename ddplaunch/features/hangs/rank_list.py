@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 from ddplaunch.protocol.field_types import Limit
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MAX_RANKS = 1 << 17
 _MAX_RANK = 1 << 24

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddplaunch.features.gpus.records import GpuReading
     from ddplaunch.features.hangs.records import RankEvidence
 

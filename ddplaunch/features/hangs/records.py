@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.features.gpus.records import MAX_GPUS, GpuReading
@@ -30,9 +31,6 @@ from ddplaunch.protocol.field_types import (
     at_most,
 )
 from ddplaunch.protocol.launcher_agent import OfRanks, Order, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _Record = TypeVar("_Record")
 

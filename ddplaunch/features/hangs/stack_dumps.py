@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from ddplaunch.protocol.results import STACKS_FILE, WorkerExit
 from ddplaunch.system import processes, procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.agent.workers.worker import Worker
 
 DUMP_S = 1.0

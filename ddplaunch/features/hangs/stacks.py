@@ -6,6 +6,7 @@ its control socket.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
@@ -17,8 +18,6 @@ from ddplaunch.launcher import setup
 from ddplaunch.protocol.control import ANSWER_S, Answer, RequestRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ddplaunch.cli.commands import Request
     from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries
 

@@ -7,17 +7,13 @@ import functools
 import math
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.rank_state import RankState, is_blocking, rank_state
 from ddplaunch.features.hangs.records import CollectiveCall, ProcessGroup, RankEvidence, Sizes
 from ddplaunch.late_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 DEFAULT_GROUP = "default_pg"
 """torch's description of the group of all ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
@@ -12,8 +13,6 @@ from ddplaunch.protocol.results import STACKS_FILE, AttemptResult
 from ddplaunch.text import clock, grouped, plural, quote, ranks, size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from ddplaunch.features.hangs.records import CollectiveCall, RankEvidence
 
 _MAX_LINES = 3

@@ -16,6 +16,7 @@ import contextlib
 import faulthandler
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features import worker_patches
@@ -23,7 +24,6 @@ from ddplaunch.features.hangs import worker_records
 from ddplaunch.worker.parts import WorkerPart, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from types import FrameType, ModuleType
 
 _C10D = "torch.distributed.distributed_c10d"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
@@ -15,8 +16,6 @@ from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardw
 from ddplaunch.text import duration, grouped, ranks, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from ddplaunch.protocol.results import HealthFinding
 
 _THE_GPU = "the GPU "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from ddplaunch.text import quote, size
 from ddplaunch.threads import start_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from ddplaunch.agent.parts import NodeServices
     from ddplaunch.agent.rendezvous import Wait
     from ddplaunch.features.gpus.agent import GpusOfJob

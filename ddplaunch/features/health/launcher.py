@@ -8,6 +8,7 @@ waits until all nodes have reported, for at most ``_COLLECT_S``.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ddplaunch.protocol.run_result import RunResult
 
 _COLLECT_S = 3.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.late_dataclass import dataclass
@@ -17,8 +18,6 @@ from ddplaunch.protocol.field_types import OneLine, Seconds
 from ddplaunch.text import grouped, local_time, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.run_result import RunResult
 

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,6 @@ from ddplaunch.protocol import wire
 from ddplaunch.text import plural, quote, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from ddplaunch.cli.commands import Request
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.health.nodes_file import Entries

@@ -12,12 +12,12 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.system.files import kept_files, run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 FILE = "nodes.json"

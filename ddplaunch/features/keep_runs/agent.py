@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.keep_runs import retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.protocol.specs import AgentSpec
 
 

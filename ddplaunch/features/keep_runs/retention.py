@@ -11,16 +11,13 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.features.runs import run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_folder
 from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEEP_S = 30 * 86400.0
 KEEP_BYTES = 5 << 30

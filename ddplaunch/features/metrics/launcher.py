@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import chain
 from pathlib import Path
@@ -28,7 +29,6 @@ from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddplaunch.protocol.run_result import RunResult
 

@@ -5,14 +5,13 @@ Not if the text of the script names them: it has such options of its own. Runs i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import StartNotice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.config import LaunchConfig
 
 _MIN_LETTERS = 6

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.misplaced_options import misplaced, sentence
 from ddplaunch.launcher.watches import RunServices, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.run_result import RunResult

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ddplaunch.config import LaunchConfig
 
 _MAX_BYTES = 1 << 20

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
@@ -17,8 +18,6 @@ from ddplaunch.system import network
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.protocol.results import Round
 

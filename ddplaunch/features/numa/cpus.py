@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.system import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.config import NumaBinding
     from ddplaunch.protocol.specs import AgentSpec
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.page.lowered_clocks import Lowered, sentence
 from ddplaunch.features.page.story import RankBar, Span, Story
 from ddplaunch.features.page.usage import Band, Curve, Point, middles
 from ddplaunch.text import duration, fold_ints, grouped, plural
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _NICE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import duration, fold_ints, grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.features.page.story import Span
     from ddplaunch.features.runs.run_json import Json
 

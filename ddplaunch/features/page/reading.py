@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,8 +25,6 @@ from ddplaunch.system.files.run_folder import RunFacts
 from ddplaunch.text import escape, plural, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ddplaunch.protocol.results import AttemptResult
 
 _Item = TypeVar("_Item")

@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 import urllib.parse
+from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ from ddplaunch.features.page.reading import last_part
 from ddplaunch.features.runs import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from ddplaunch.cli.commands import Request

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from ddplaunch.protocol import first_failure
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ddplaunch.protocol.results import WorkerExit
 
 MARKS = {

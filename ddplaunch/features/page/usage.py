@@ -9,6 +9,7 @@ import math
 import re
 from array import array
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,8 +23,6 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import median
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from ddplaunch.features.page.story import Span
 
 _MAX_OUTLIERS = 3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,8 +18,6 @@ from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.output_runs import runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.protocol.results import StreamName
     from ddplaunch.transport.handle import WriteOutput

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.run_events.event_file import EventFile
@@ -19,8 +20,6 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnd
 from ddplaunch.transport.handle import AgentConnected, WriteOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.run_result import RunResult
 

@@ -9,6 +9,7 @@ Cost: nothing until the launcher asks; then in each worker 60 us of the GIL for 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,8 +20,6 @@ from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, 
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Answer

@@ -10,6 +10,7 @@ The launcher asks all nodes at the same time, so that the newest calls of their 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,8 +25,6 @@ from ddplaunch.text import median, size
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.run_result import RankLateness, RunResult

@@ -6,16 +6,14 @@ Sent by agents to the launcher, once a minute and worker: so they are small, and
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.features.hangs.records import MAX_GROUPS
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, Nanoseconds, OneLine, Seconds, Size, at_most
 from ddplaunch.protocol.launcher_agent import OfRanks, Order, Report
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 MAX_SENT = 1000
 """Calls of one worker in a sample, of all its process groups together."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
@@ -22,8 +23,6 @@ from ddplaunch.protocol.run_result import RankLateness
 from ddplaunch.text import median, quote, ranks, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from ddplaunch.features.slow_ranks.records import CollectivesSampled
 
 MIN_COLLECTIVES = 200

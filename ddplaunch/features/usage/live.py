@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,8 +25,6 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.text import elapsed, escape, fold_ints, grouped, plural, size, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from ddplaunch.cli.commands import Request
 
 _MAX_EVENT_BYTES = 32 << 20

@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from functools import partial
 from itertools import groupby
@@ -28,8 +29,6 @@ from ddplaunch.system.files.kept_files import keep_free
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from ddplaunch.features.usage import UsageRecord
     from ddplaunch.launcher.watches import RunServices
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,6 @@ from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
 
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.workers.worker import Worker

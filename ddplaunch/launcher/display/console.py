@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.console_log import FILE, ConsoleLog, plain
@@ -17,7 +18,6 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from ddplaunch.launcher.display.line_prefix import Style

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.kept_files import keep_free
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from ddplaunch.launcher.display.line_prefix import Style

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
@@ -18,8 +19,6 @@ from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED, AttemptResult, Worke
 from ddplaunch.text import clock, escape, fold_ints, grouped, quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from ddplaunch.protocol.run_result import RunResult
 
 _WIDTH = 80

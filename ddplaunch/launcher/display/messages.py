@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,6 @@ from ddplaunch.text import duration, escape, plural, quote, ranks
 from ddplaunch.threads import result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import FAILURE_PAGE, REPORT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from ddplaunch.protocol.run_result import RunResult

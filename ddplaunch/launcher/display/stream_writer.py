@@ -11,6 +11,7 @@ import re
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.protocol.launcher_agent import Output
 
 _QUEUE_BYTES = 24 << 20

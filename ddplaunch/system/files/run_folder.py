@@ -15,15 +15,12 @@ import fcntl
 import os
 import stat
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 LOCK = ".ddplaunch-run"
 """File in a run folder: marks it as ours, and holds the lock."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from ddplaunch.features.dry_run.fake_cuda.patching import wrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _CPU_KEY = "AutocastCPU"
 _AFTER_CPU_KEY = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)

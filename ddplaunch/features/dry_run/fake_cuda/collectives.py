@@ -6,16 +6,14 @@ calls. A group that the script made for gloo keeps gloo's rules.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ddplaunch.features.dry_run.fake_cuda.patching import wrap
 from ddplaunch.features.dry_run.fake_cuda.works import FromItself, JointWork, keep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _GLOO_TYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _GLOO_TYPES |= {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}

@@ -6,14 +6,12 @@ when the operation has ended.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _library: list[torch.library.Library] = []
 """Kernels are registered as long as their library exists."""

@@ -8,7 +8,8 @@ kernels, also for sharded tensors, and FlexAttention has a backward pass. Runs i
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.library
@@ -16,9 +17,6 @@ from torch.nn.attention import SDPBackend
 
 from ddplaunch.features.dry_run.fake_cuda.patching import replace, when_imported, wrap
 from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_function
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _EXTENSIONS = "torch.utils.cpp_extension"
 _TRITON, _TUNER = "triton.runtime.jit", "triton.runtime.autotuner"

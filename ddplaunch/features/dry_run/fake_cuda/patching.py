@@ -9,15 +9,13 @@ import functools
 import inspect
 import pkgutil
 import sys
+from collections.abc import Callable
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ddplaunch.features import worker_patches
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PACKAGE = __name__.rpartition(".")[0]
 _SEE_GPUS = ("torch._tensor_str", "torch.distributed._shard.")

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ from ddplaunch.features.dry_run.fake_cuda.patching import (
 from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_class, unsupported_function
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices
 
 _requested_backends: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,6 @@ from ddplaunch.features.dry_run.fake_cuda.patching import (
     when_imported,
     wrap,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _MESH = "torch.distributed.device_mesh.DeviceMesh"
 _DTENSOR = "torch.distributed.tensor._api"

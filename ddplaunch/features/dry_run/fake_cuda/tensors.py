@@ -7,7 +7,8 @@ last tensor, which is right for scripts that use one GPU. Torch's own code sees 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nested
@@ -22,9 +23,6 @@ from ddplaunch.features.dry_run.fake_cuda.patching import (
     when_imported,
     wrap,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SHARDED = "torch.distributed._shard.sharded_tensor.api"
 _PINNED, _CPU = -1, -2  # Fake locations besides the numbers of GPUs.

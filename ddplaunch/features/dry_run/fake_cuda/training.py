@@ -6,14 +6,12 @@ profilers record nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ddplaunch.features.dry_run.fake_cuda.patching import replace, wrap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def install(compile_on_cpu: bool) -> None:

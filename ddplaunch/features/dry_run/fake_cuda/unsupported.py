@@ -15,6 +15,7 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,7 +24,6 @@ import torch
 from ddplaunch.errors import NEEDS_GPU
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
 unsupported_calls: set[str] = set()

@@ -6,13 +6,11 @@ Runs in a worker of a dry run. A work that nobody waits for is kept here until i
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 
 class JointWork(dist.Work):
