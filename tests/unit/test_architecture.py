@@ -257,6 +257,10 @@ def test_a_process_loads_only_what_it_needs() -> None:
     assert not loaded_by("ddplaunch.launcher.run") & {*HOMES}
     assert not loaded_by("ddplaunch.agent.main") & {"click", "paramiko", "torch"}
     assert not loaded_by("ddplaunch.worker.bootstrap", "ddplaunch.worker.exit") & {*HOMES}
+    # click itself may need more: in Python 3.10 its uuid brings subprocess.
+    command_line = modules_loaded_by("ddplaunch.cli.main") - modules_loaded_by("click")
+    assert not command_line & {"asyncio", "subprocess", "json", "logging", "importlib.metadata"}
+    assert not command_line & {*HOMES, "numpy", "ddplaunch.launcher", "ddplaunch.protocol.results"}
 
 
 @pytest.mark.features
@@ -276,6 +280,7 @@ def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
+    assert "paramiko" not in modules_loaded_by("ddplaunch.features.ssh.handle")
     prefix = "ddplaunch.features.hangs."
     of_hangs = {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
     pure = {"explanation", "flight_record", "waits", "wording"}

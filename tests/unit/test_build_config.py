@@ -150,16 +150,6 @@ def test_hosts_are_reached_by_a_transport_to_hosts(name: str) -> None:
         ddplaunch.launch(config)
 
 
-@pytest.mark.features
-def test_an_option_that_has_an_effect_is_accepted() -> None:
-    for settings in (
-        {"compile_on_cpu": True, "dry_run": True},
-        {"hosts": HOSTS, "remote": RemoteConfig(transport="srun", python="/opt/python")},
-    ):
-        config = launch_config(script="x.py", **settings)
-        assert build_config.checked(config) is config
-
-
 def test_a_row_with_conditions_that_sets_no_field_is_refused_when_it_is_made() -> None:
     with pytest.raises(ValueError, match="--lr: an option with `only` needs `sets`"):
         flag("--lr", "Learn.", only=(DRY_RUN,))

@@ -22,7 +22,7 @@ from click.shell_completion import BashComplete
 from ddplaunch.cli import main
 from ddplaunch.cli.parser import normalize
 from ddplaunch.config import LaunchConfig
-from ddplaunch.errors import USAGE, LaunchError
+from ddplaunch.errors import USAGE
 from ddplaunch.features.faults.fault_spec import GRAMMAR
 from ddplaunch.features.warm import keeper_files
 from ddplaunch.rows import load
@@ -271,17 +271,6 @@ def test_help_as_the_value_of_an_option_prints_what_it_may_be(
     assert not launched
 
 
-def test_an_error_of_ours_is_told_with_its_exit_code(
-    launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def launch(_config: LaunchConfig, **_: object) -> None:
-        raise LaunchError("no node", "Plug it in.", 82)
-
-    _launch_is(monkeypatch, launch)
-    assert run("x.py") == 82
-    assert capsys.readouterr().err == "ddplaunch: error: no node\n  hint: Plug it in.\n"
-
-
 def test_a_bug_shows_its_traceback_and_asks_for_a_report(
     launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -386,14 +375,3 @@ def test_the_completion_script_is_ddplaunchs(
     monkeypatch.setenv("_DDPLAUNCH_COMPLETE", "zsh_source")
     assert run() == 0
     assert "ddplaunch" in capsys.readouterr().out
-
-
-def test_the_command_line_imports_little() -> None:
-    # click itself may need more: in Python 3.10 its uuid brings subprocess.
-    code = "import click, sys; before = {*sys.modules}; import ddplaunch.cli.main; print(*sys.modules.keys() - before)"
-    loaded = set(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    )
-    assert "ddplaunch.cli.options" in loaded
-    heavy = {"torch", "numpy", "psutil", "paramiko", "asyncio", "subprocess", "json", "logging", "importlib.metadata"}
-    assert not loaded & (heavy | {"ddplaunch.launcher", "ddplaunch.protocol.results"})

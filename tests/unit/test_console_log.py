@@ -61,19 +61,6 @@ def test_times_are_there_if_the_console_has_them(tmp_path: Path) -> None:
     assert re.fullmatch(rb"[\d:.]{12} \[0\] one\n[\d:.]{12} ddplaunch: two\n", logged.log())
 
 
-def test_a_lone_workers_bytes_stay_as_they_are(logged: Logged) -> None:
-    logged.console.show_no_prefix()
-    logged.console.output(out(0), b"\r10%")
-    logged.console.output(out(0), b"\r20%\n")
-    assert logged.log() == b"\r10%\r20%\n"
-
-
-def test_what_the_command_prints_itself_is_only_noted(logged: Logged) -> None:
-    logged.console.note("ddplaunch: error: no host\x07")
-    assert logged.log() == b"ddplaunch: error: no host\\x07\n"
-    assert logged.screen.read_bytes() == b""
-
-
 def test_a_terminal_that_takes_nothing_does_not_hold_it_up(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     shown = Console(style(template="[${rank}] "), writer, writer)
@@ -171,17 +158,3 @@ def test_its_queue_is_bounded(logged: Logged, monkeypatch: pytest.MonkeyPatch) -
             logged.console._log.output(out(0), b"x" * 99_999 + b"\n")  # type: ignore[union-attr]
         assert log._queued_bytes < 2 << 20
         assert sum(header.lost_lines for header in log._dropped.values()) > 80
-
-
-def test_the_file_is_closed_at_the_end(tmp_path: Path) -> None:
-    logged = Logged(tmp_path)
-    logged.console.close()
-    paths = {str(logged.file), str(tmp_path)}
-    wait_until(lambda: not paths & {_target(fd) for fd in os.listdir("/proc/self/fd")})
-
-
-def _target(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""

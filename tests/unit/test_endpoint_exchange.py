@@ -13,7 +13,6 @@ from ddplaunch.features.other_schedulers import endpoint_exchange
 from ddplaunch.features.other_schedulers.endpoint_exchange import exchange
 from ddplaunch.features.other_schedulers.readers import open_mpi
 from ddplaunch.features.schedulers.info import candidate_ports
-from tests.support import golden
 
 ANSWERS = (
     "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
@@ -46,18 +45,6 @@ def ask(
         return str(error), asked
     finally:
         thread.join()
-
-
-def test_rank_0_tells_its_addresses():
-    result, asked = ask(ANSWERS)
-    assert result == ("kvs_7", ("10.0.0.1", "fd00::1"))
-    golden.check("asked_process_manager", {"by rank 0": "\n".join(asked)})
-
-
-def test_the_other_ranks_only_ask():
-    result, asked = ask([answer for answer in ANSWERS if "put" not in answer], None)
-    assert result == ("kvs_7", ("10.0.0.1", "fd00::1"))
-    assert not [line for line in asked if "put" in line]
 
 
 @pytest.mark.parametrize(

@@ -98,31 +98,7 @@ def test_a_stop_waits_for_answers_as_long_as_they_are_needed(
     assert node.asked_s == 0.5, "what is answered during the stop also counts"
 
 
-def test_a_worker_that_runs_is_asked_and_one_that_has_failed_has_left_its_record(tmp_path: Path) -> None:
-    node = Node(tmp_path)
-    facts = {
-        worker_records.PENDING: {"function": "all_reduce", "peer": None, "group": ""},
-        worker_records.FLIGHT_RECORD: DUMP,
-    }
-    node.leave(worker_records.RECORD_FILE, json.dumps(facts).encode())
-    node.take()
-    found = node.found()
-    assert found[0].pending.function == "all_reduce"
-    assert not found[0].is_running
-    assert [call.number for call in found[0].flight_record.made.unfinished] == [4]
-    assert found[1].is_running
-    assert found[1].flight_record
-
-
 def test_the_file_of_the_watchdog_is_read(tmp_path: Path) -> None:
     node = Node(tmp_path, "", -6)
     node.leave("flight_record_rank_0", pickle.dumps(DUMP, protocol=2))
     assert node.found()[0].flight_record.made.all[-1].number == 4
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"flight_record": {"entries": 3}}', b"\xff" * 100])
-def test_files_with_nonsense_are_as_none(tmp_path: Path, data: bytes) -> None:
-    node = Node(tmp_path)
-    node.leave(worker_records.RECORD_FILE, data)
-    node.leave("flight_record_rank_0", data)
-    assert node.found() == {}

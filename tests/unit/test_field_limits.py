@@ -14,6 +14,7 @@ import pytest
 
 import ddplaunch.protocol
 from ddplaunch import features
+from ddplaunch.features.check.queries import NodeGpuRates
 from ddplaunch.features.debug.records import SessionOpened
 from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, WorkerActivity, WorkersExamined
@@ -60,7 +61,11 @@ SETTINGS = ("ddplaunch.config", "ddplaunch.timeouts", "ddplaunch.cluster.")
 def records() -> Iterator[type]:
     modules = [module.name for module in pkgutil.iter_modules(ddplaunch.protocol.__path__, "ddplaunch.protocol.")]
     folder = Path(features.__path__[0])
-    modules += [f"ddplaunch.features.{path.parent.name}.{path.stem}" for path in folder.glob("*/*records.py")]
+    modules += [
+        f"ddplaunch.features.{path.parent.name}.{path.stem}"
+        for path in folder.glob("*/*")
+        if path.name.endswith(("records.py", "queries.py"))
+    ]
     for name in modules:
         for value in vars(importlib.import_module(name)).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == name:
@@ -100,6 +105,7 @@ FROM_ELSEWHERE = (
     *(*FROM_OWN_AGENT, *rendezvous.FROM_NODE, *rendezvous.FROM_MEMBER, *control.TO_LAUNCHER, *control.FROM_LAUNCHER),
     *(record for direction in ("FROM_AGENT", "TO_LAUNCHER", "FROM_LAUNCHER") for record in features.records(direction)),
     *features.records("FROM_AGENT", "queries"),
+    NodeGpuRates,
 )
 """What a reader gets that must not trust the sender."""
 

@@ -162,12 +162,6 @@ def test_memory_of_others_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, use
     assert (node.wait(), node.sent) == (0.0, [])
 
 
-def test_the_start_follows_as_soon_as_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(monkeypatch, lambda now: BEFORE + 513 * MB if now < 2.1 else BEFORE)
-    assert 2.1 <= node.wait() <= 2.5
-    assert not node.sent, "a short wait is not worth a line"
-
-
 def test_after_its_limit_it_says_who_holds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(monkeypatch, lambda _: 40 << 30)
     assert 50.0 <= node.wait() <= 50.5

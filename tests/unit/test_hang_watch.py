@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +60,7 @@ class Job:
         self.now, self.number = 1000.0, 0
         monkeypatch.setattr(hang_watch.time, "monotonic", lambda: self.now)
         self.said: list[str] = []
+        self._folder, self.is_by_hand = folder, bool(options.pop("by_hand", 0))
         meets = rendezvous_config() if options.pop("launchers", 1) == 2 else None
         limits = {f"{name}_s": limit or None for name, limit in options.items()}
         config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**limits), rendezvous=meets)
@@ -133,21 +135,26 @@ class Job:
         self.said.clear()
 
     def play(self, step: str) -> str:
+        """The threads end at once, unless the story says when."""
         self.said.clear()
+        self.noted.clear()
         word, *arguments = step.split()
         getattr(self, word)(*arguments)
-        while self.watch.is_concluding:
+        while self.watch.is_concluding and not self.is_by_hand:
             self.thread_ends()
-        return "\n".join([step, *(f"    {line}" for line in self.said)])
+        if self.is_by_hand:
+            self.said += [f"noted: {kind}" for kind in self.noted]
+        return "\n".join([step, *(f"    {line}" for line in self.said)]).replace(str(self._folder), "<folder>")
 
 
-def test_when_a_job_is_examined_reported_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A story is a list of limits, and of steps."""
+def test_when_a_job_is_examined_reported_and_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A story is a list of limits, and of steps. ``by_hand=1``: it has files, and says when the threads end."""
 
     def story(text: str) -> str:
         limits, _, steps = text.partition(": ")
         options = {name: float(limit) for name, limit in (word.split("=") for word in limits.split() if "=" in word)}
-        job = Job(monkeypatch, None, options)
+        folder = Path(tempfile.mkdtemp(dir=tmp_path)) if "by_hand" in options else None
+        job = Job(monkeypatch, folder, options)
         return "\n".join(map(job.play, steps.split(", ")))
 
     golden.check_pages("hang_watch", story)
@@ -197,70 +204,6 @@ def test_an_answer_costs_the_same_however_many_nodes_there_are() -> None:
     examination = Examination(1, 0, 0.0, set(nodes))
     assert [examination.take(index, nodes, WorkersExamined(0, 1, ())) for index in nodes].index(True) == nodes[-1]
     assert time.thread_time() - before_s < 1
-
-
-def test_nothing_is_ended_before_the_files_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    job = Job(monkeypatch, tmp_path, {"hang_timeout": 60.0})
-    job.hang()
-    job.thread_ends()
-    assert job.said == []
-    job.thread_ends()
-    assert AbortHungAttempt.__name__ in job.said[-1]
-    assert (tmp_path / "hang.txt").exists()
-
-
-@pytest.mark.parametrize("options", [{}, {"hang_timeout": 60.0}])
-def test_a_job_that_moves_while_it_is_explained_does_not_hang(
-    options: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = Job(monkeypatch, None, dict(options))
-    job.hang()
-    job.active("1")
-    job.thread_ends()
-    assert (job.said, job.watch.is_concluding) == ([], False)
-
-
-def test_of_a_job_that_moves_while_files_are_written_both_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    job = Job(monkeypatch, tmp_path, {})
-    job.hang()
-    job.thread_ends()
-    job.active("1")
-    job.thread_ends()
-    assert job.said[0].startswith("nothing has moved for 5 min: the job seems to hang; all stacks: ")
-    assert job.said[-1] == "the job moves again, after 5 min"
-
-
-@pytest.mark.parametrize(
-    ("quiet", "meanwhile", "noted"),
-    [
-        ("quiet 300", "finished 0, finished 1, ended", ["quiet", "active"]),
-        ("quiet 30", "finished 0, finished 1", []),
-        ("quiet 30", "active 1", []),
-    ],
-)
-def test_an_attempt_that_ends_or_moves_while_files_are_written_is_not_noted_as_quiet(
-    quiet: str, meanwhile: str, noted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The end of a hung attempt takes the whole grace period: the files are often written before it is over."""
-    job = Job(monkeypatch, tmp_path, {"hang_report": 30.0})
-    for step in (quiet, "examined 0 waits", "examined 1 sleeps", "thread_ends", *meanwhile.split(", "), "thread_ends"):
-        word, *arguments = step.split()
-        getattr(job, word)(*arguments)
-    assert job.noted == noted
-    assert job.said[1].startswith("nothing has moved for ")
-
-
-def test_a_job_is_noted_as_quiet_also_in_the_pause_after_an_examination(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(monkeypatch, None, {"hang_report": 30.0})
-    for step in ("quiet 30", "examined 0 waits", "examined 1 moves"):
-        job.play(step)
-    assert job.noted == []
-    job.play("quiet 60")
-    assert (job.said, job.noted) == ([], ["quiet"])
-    job.play("due")
-    assert ExamineWorkers.__name__ in job.said[-1]
 
 
 def test_without_room_for_a_thread_the_job_is_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:

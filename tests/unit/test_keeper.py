@@ -23,8 +23,6 @@ from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.features.warm import keeper_files, pressure, surroundings
 from ddplaunch.features.warm.imports import Imports, forget_folders
-from ddplaunch.features.warm.records import KeeperRequest
-from ddplaunch.protocol import wire
 from tests.support import golden
 
 ROOT = Path(__file__).parents[2]
@@ -311,14 +309,6 @@ def test_no_file_is_written_where_another_user_could_put_a_link(tmp_path: Path) 
     keeper_files.write_reason(public / "warm.sock", "text")
     assert victim.read_text() == "mine"
     assert keeper_files.reason(public / "warm.sock") == f"another user may write in {public}"
-
-
-def test_a_keeper_is_asked_with_values_in_their_limits() -> None:
-    request = KeeperRequest(surroundings={}, env={"A": "\udcff"}, umask=0o22, preload=(), script="", argv=("a",))
-    assert wire.decode(wire.encode(request), (KeeperRequest,)) == request
-    for wrong in (b'"umask":512', b'"umask":-1', b'"umask":"18"'):
-        with pytest.raises(wire.ProtocolError):
-            wire.decode(wire.encode(request).replace(b'"umask":18', wrong), (KeeperRequest,))
 
 
 def test_a_job_ends_with_the_outermost_process_that_has_its_variable():

@@ -66,19 +66,6 @@ def test_where_torch_is_not_loaded_nothing_changes(torch: ModuleType) -> None:
     assert sys.meta_path == finders
 
 
-def test_a_setting_made_before_the_import_has_its_effect(
-    torch: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    late_import.hide_torch()
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
-    importlib.import_module("torch")
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    importlib.import_module("torch")
-    assert torch.threads == 3
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(("rank", "warnings"), [("0", 1), ("1", 0)])
 def test_a_setting_that_is_too_late_is_told_once(
     rank: str, warnings: int, torch: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

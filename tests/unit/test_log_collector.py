@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
@@ -150,15 +149,3 @@ def test_few_nodes_send_at_a_time(tmp_path: Path) -> None:
         step()
         asked.append(sum(line.endswith("GrantLogBytes(nbytes=262144)") for line in run.said))
     assert asked == [16, 17, 18, 19]
-
-
-def test_the_writer_is_a_thread_that_ends_with_all_written(tmp_path: Path) -> None:
-    run = Run(tmp_path, "logs", "gpu1")
-    run.find()
-    for _ in range(3):
-        run.part("0", "stdout", "x" * 1000)
-    run.send("0", "stdout", "end")
-    run.sent("0")
-    run.end()
-    assert (tmp_path / "gpu1" / OUT).read_text() == "x" * 3000 + "end"
-    assert os.stat(tmp_path / "gpu1" / OUT).st_mode & 0o777 == 0o600

@@ -16,8 +16,6 @@ from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import network
 from tests.support.configs import a_round, agent_spec
 
-IMPATIENT = {"RES_OPTIONS": "timeout:1 attempts:1"}
-
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
@@ -60,14 +58,6 @@ class Node:
         group: Any = None
         self._part.on_attempt(group, a_round(master_addr=address, node_rank=node_rank))
         return self._part.worker_environ()
-
-
-def test_without_an_answer_workers_are_impatient_and_the_line_for_the_hosts_file_is_shown_once(
-    answer: threading.Event,
-) -> None:
-    node = Node()
-    assert [node.environ("10.0.0.1"), node.environ("10.0.0.1")] == [IMPATIENT, IMPATIENT]
-    assert ["`::ffff:10.0.0.1 node1` to /etc/hosts" in notice.text for notice in node.sent] == [True]
 
 
 @pytest.mark.parametrize(

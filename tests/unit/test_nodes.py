@@ -162,6 +162,36 @@ class Job:
         token = f"job7#{token}" if token else self.participants.token
         self.lost.on_needs_rendezvous(self._node(host), NeedsRendezvous(token, "no route"))
 
+    def ready(self, host: str, workers: str) -> None:
+        """What its agent says; the workers of all nodes once all are."""
+        node = self._node(host)
+        node.workers = int(workers)
+        self.said.append(f"all are ready: {self.participants.on_agent_ready(node)}")
+
+    # Sweeps.
+
+    def no_sweep(self) -> None:
+        """Nodes cannot be swept."""
+        self.participants.nodes._transport.sweep = lambda index: None
+
+    def sweep(self, host: str) -> None:
+        self.participants.nodes.sweep(self._node(host))
+
+    def swept(self, host: str) -> None:
+        self.participants.nodes.on_sweep_event(self._node(host), ChannelClosed())
+
+    def time_over(self) -> None:
+        """That of the first sweep."""
+        nodes = self.participants.nodes
+        nodes.run_due(nodes.run_due(0.0))
+
+    def over(self) -> None:
+        """Whether the run is, and whose sweep has the next deadline."""
+        nodes = self.participants.nodes
+        due = nodes.run_due(0.0)
+        next_ = [node.host for node in nodes.all if node.sweep_deadline == due < float("inf")]
+        self.said.append(f"over: {nodes.all_finished}, a sweep goes on: {nodes.any_sweeping}, due: {next_}")
+
 
 def played(job: Job, step: str) -> str:
     """The step, what is said, and what has changed."""
@@ -206,40 +236,7 @@ def test_a_job_that_needs_a_lost_node_is_stopped_before_its_nodes_hear_of_the_lo
     assert len(handle.sent) == len(sent) + 1, "AssignNodes without b"
 
 
-def test_all_nodes_are_ready_once() -> None:
-    participants = Job("2:2 a b").participants
-    first, second = participants.nodes.all
-    first.workers, second.workers = 2, 3
-    assert participants.on_agent_ready(second) is None
-    assert participants.on_agent_ready(first) == {"a": 2, "b": 3}
-    assert participants.on_agent_ready(first) is None
-
-
 # Sweeps.
-
-
-def test_the_run_is_over_when_all_nodes_are_whatever_their_order():
-    participants = Job("3:3 a b c").participants
-    participants.nodes.sweep(participants.nodes.all[1])
-    for node in (participants.nodes.all[2], participants.nodes.all[0]):
-        assert not participants.nodes.all_finished
-        node.state = NodeState.DONE
-    assert not participants.nodes.all_finished, "a sweep goes on"
-    participants.nodes.on_sweep_event(participants.nodes.all[1], ChannelClosed())
-    assert participants.nodes.all_finished
-    assert not participants.nodes.any_sweeping
-    assert participants.nodes.run_due(0.0) == float("inf"), "nothing is due any more"
-
-
-def test_a_sweep_is_given_up_when_its_time_is_over():
-    participants = Job("2:2 a b").participants
-    assert participants.nodes.run_due(0.0) == float("inf")
-    participants.nodes.sweep(participants.nodes.all[1])
-    deadline = participants.nodes.run_due(0.0)
-    assert deadline == participants.nodes.all[1].sweep_deadline
-    assert participants.nodes.all[1].state is NodeState.SWEEPING
-    assert participants.nodes.run_due(deadline) == float("inf")
-    assert participants.nodes.all[1].state is NodeState.LOST
 
 
 def test_the_user_is_told_once_that_only_a_sweep_keeps_the_run_from_its_end():
@@ -257,27 +254,6 @@ def test_the_user_is_told_once_that_only_a_sweep_keeps_the_run_from_its_end():
     assert not said
     assert notice.run_due(15.9) == notice.run_due(60.0) == float("inf")
     assert said == ["processes of this run are looked for on b, for up to 20 s"]
-
-
-def test_a_node_that_cannot_be_swept_is_lost_at_once():
-    participants = Job("2:2 a b").participants
-    participants.nodes._transport.sweep = lambda index: None
-    participants.nodes.sweep(participants.nodes.all[0])
-    assert participants.nodes.all[0].state is NodeState.LOST
-    assert not participants.nodes.any_sweeping
-    assert participants.nodes.run_due(0.0) == float("inf")
-
-
-def test_a_sweep_that_ends_leaves_the_others_their_deadlines():
-    nodes = Job("3:3 a b c").participants.nodes
-    for node in nodes.all:
-        nodes.sweep(node)
-    first, second, third = nodes.all
-    nodes.on_sweep_event(first, ChannelClosed())
-    assert nodes.run_due(0.0) == second.sweep_deadline
-    assert nodes.run_due(second.sweep_deadline) in (third.sweep_deadline, float("inf"))
-    assert nodes.run_due(third.sweep_deadline) == float("inf")
-    assert not nodes.any_sweeping
 
 
 # Nodes with a launcher each.

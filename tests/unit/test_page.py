@@ -291,16 +291,6 @@ def test_long_texts_are_cut_until_the_page_is_small_enough(tmp_path: Path):
     assert "are left out" in text
 
 
-def test_the_data_of_the_script_stays_data(tmp_path: Path):
-    run_folders.write(tmp_path, lines=5)
-    rows = (tmp_path / "samples" / "node_0.jsonl").read_text().replace('"gpu1"', json.dumps("</script>a"), 1)
-    (tmp_path / "samples" / "node_0.jsonl").write_text(rows)
-    text = render.page(tmp_path, NOW)
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert data
-    assert "</script>a" in json.loads(data[1])["charts"][0]["nodes"]
-
-
 def test_control_sequences_are_taken_out_and_long_texts_are_cut():
     assert block("\x1b[1;31mred\x1b[0m\r\n\tx\x07") == "red\n\tx\\x07"
     assert line("a\nb\tc") == "a b c"
@@ -374,13 +364,6 @@ def test_the_story_of_thousands_of_failed_ranks_is_told_in_time(tmp_path: Path):
     files, before_s = reading.read(tmp_path), time.thread_time()
     story(files, NOW)
     assert time.thread_time() - before_s < 5
-
-
-def test_a_rank_that_has_lost_a_peer_is_not_drawn_as_one_that_has_failed(tmp_path: Path):
-    files = reading.read(run_folders.with_logs(tmp_path))
-    ends = {bar.rank: bar.end for bar in story(files, NOW).nodes["gpu1"] if bar.attempt == 1}
-    assert [ends[rank] for rank in range(8)] == ["stopped"] * 3 + ["failed"] + ["victim"] * 4
-    assert "lost a peer, as a consequence" in Parsed(render.page(tmp_path, NOW)).words
 
 
 # Damaged folders.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ from ddplaunch.launcher.pings import Pings
 from ddplaunch.protocol.launcher_agent import Pong
 from tests.support import golden
 from tests.support.fake_agents import FakeHandle
-from tests.support.processes import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -78,19 +76,6 @@ class Watch:
 
 def test_who_is_pinged_and_who_is_silent() -> None:
     golden.check_pages("pings", lambda story: golden.play(Watch(), story.partition(": ")[2]))
-
-
-def test_pings_are_sent_by_a_thread_whatever_the_main_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(pings, "INTERVAL_S", 0.01)
-    watch = Watch()
-    for number in "012":
-        watch.watch(number, "0")
-    wait_until(lambda: all(len(node.handle.sent) > 10 for node in watch.nodes))  # run_due is never called.
-    watch.pings.close()
-    counts = [len(node.handle.sent) for node in watch.nodes]
-    assert "pings" not in {thread.name for thread in threading.enumerate()}
-    assert [len(node.handle.sent) for node in watch.nodes] == counts
 
 
 def test_pings_follow_one_another_in_a_second_however_long_it_takes_to_send_them(

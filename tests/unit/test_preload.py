@@ -117,13 +117,6 @@ def test_what_a_module_sets_is_kept(collector):
     assert gc.get_threshold()[0] == 12345
 
 
-def test_a_module_that_cannot_be_imported_is_told_with_its_last_lines():
-    assert try_import("json") is None
-    error = try_import("no_such_module")
-    assert error
-    assert describe(error) == "ModuleNotFoundError: No module named 'no_such_module'\n"
-
-
 def test_a_huge_error_of_an_import_is_cut() -> None:
     assert describe(ValueError("x" * 1_000_000))[-10:] == "xxxx…[cut]"
     assert len(describe(ValueError("x" * 1_000_000))) == MAX_MESSAGE_CHARS

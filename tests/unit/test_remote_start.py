@@ -109,13 +109,6 @@ def test_only_a_process_with_the_run_tag_is_signalled(tag):
         other.wait()
 
 
-def test_a_process_that_has_ended_is_not_signalled():
-    with subprocess.Popen(["true"]) as process:
-        process.wait()
-    text = remote_start.signal_input("KILL", process.pid, "job7")
-    assert subprocess.run(["sh", "-c", remote_start.COMMAND], input=text, capture_output=True).returncode
-
-
 def test_what_is_wrong_with_a_node_is_told_by_its_cause():
     """A question is what is unlike a good node."""
 
@@ -125,13 +118,6 @@ def test_what_is_wrong_with_a_node_is_told_by_its_cause():
         return text.replace(ddplaunch.__version__, "<version>")
 
     golden.check_answers("node_facts", told)
-
-
-def test_a_setup_that_fails_is_told_with_its_last_lines():
-    printed = ("welcome", "a", "", "b", "sh: 1: module: not found")
-    failure = remote_start.check_facts("gpu1", NodeFacts(failed="setup", status=127), START, printed)
-    assert failure
-    assert failure.message == "--remote-setup ended with exit code 127: a; b; sh: 1: module: not found"
 
 
 def test_nodes_with_another_torch_than_most_are_told():
@@ -152,9 +138,3 @@ def test_equal_failures_are_one_line_and_equal_hints_too():
         "  gpu10: connection refused",
         "hint: Start sshd.",
     ]
-
-
-@pytest.mark.features
-def test_neither_the_launcher_nor_its_ssh_modules_load_paramiko_by_themselves():
-    code = "import sys, ddplaunch.launcher.run, ddplaunch.features.ssh.handle; sys.exit('paramiko' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -166,15 +166,6 @@ def with_secret(spec: MemberSpec, secret: str, is_server: bool = False) -> Membe
     return replace(spec, rendezvous=replace(spec.rendezvous, secret=secret, is_server=is_server))
 
 
-@pytest.mark.parametrize("spec", [BY_LAUNCHER, BY_HAND])
-def test_nodes_with_one_secret_verify_each_others_records(spec: MemberSpec):
-    store = MemoryStore()
-    server = entered(with_secret(spec, "s" * 16, is_server=True), store)
-    node = entered(with_secret(spec, "s" * 16), store)
-    assert node.verify("key", server.sign("key", "text").encode()) == b"text"
-    assert "s" * 16 not in str(store.values)
-
-
 @pytest.mark.parametrize("secret", ["", "s" * 16])
 def test_all_nodes_have_the_run_id_of_the_node_that_serves(secret: str):
     store = MemoryStore()
@@ -258,12 +249,6 @@ def test_a_lost_node_is_replaced_under_another_index():
         found.append(claimed(ranked(1, f"node2 {incarnation}", 2), store))
     assert found == [(1, ""), (3, ""), (5, "")]
     assert claimed(ranked(1, "node3 y", 2), store) == (7, "node2")
-
-
-def test_a_node_without_a_rank_skips_the_claimed_ones():
-    store = MemoryStore()
-    claimed(ranked(0, "node2 x"), store)
-    assert [claimed(ranked(None, f"node{n} y"), store) for n in (3, 4)] == [(1, ""), (2, "")]
 
 
 def test_a_stranger_in_the_store_cannot_forge_a_line_of_a_message() -> None:

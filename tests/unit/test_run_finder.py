@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch import LaunchConfig
 from ddplaunch.features.ps import ps as page
 from ddplaunch.features.ps import run_finder
 from ddplaunch.features.ps.queries import RunOnHost, RunsFound
-from ddplaunch.features.runs import run_json
-from ddplaunch.launcher import run_facts
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import run_folder
 from ddplaunch.transport.handle import node_tag
@@ -77,16 +73,6 @@ def test_a_fork_of_the_launcher_is_no_launcher() -> None:
     assert os.read(reader, 9) == b"0"
     os.close(reader)
     os.close(writer)
-
-
-def test_the_script_is_found_in_the_run_folder_of_the_launcher(tmp_path: Path) -> None:
-    folder = run_folder.create(tmp_path, "job7")
-    with run_folder.released(folder):
-        assert list(run_json.of_launcher(os.getpid())) == []
-        run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", LaunchConfig(script="train.py")), folder)
-        assert run_finder._scripts_of_launcher(os.getpid())["job7.0a1b2c"] == "train.py"
-    assert list(run_json.of_launcher(os.getpid())) == []
-    assert list(run_json.of_launcher(1 << 30)) == []
 
 
 def test_the_script_is_in_the_command_line_of_a_worker() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -148,6 +149,14 @@ def test_the_variables_of_a_row_are_not_forwarded_by_a_pattern(row: SchedulerRow
     assert all(rule_of(name).when == "named" for name in row.ranks)
 
 
+def add_row(monkeypatch: pytest.MonkeyPatch, layer: str, variable: str, read: Callable[..., SchedulerInfo]) -> None:
+    """A scheduler that has this variable, and this reader."""
+    reader = "ddplaunch.features.schedulers.table"
+    monkeypatch.setattr(f"{reader}.new", read, raising=False)
+    row = SchedulerRow(word="new", layer=layer, variables=(variable,), reader=f"{reader}:new", own_variables=("NEW_*",))
+    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+
+
 @pytest.fixture
 def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that gives ddplaunch an allocation, whose nodes it has to look for, and reaches by a transport of its own."""
@@ -162,12 +171,7 @@ def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
             transport="new-exec",
         )
 
-    reader = "ddplaunch.features.schedulers.table"
-    monkeypatch.setattr(f"{reader}.new", read, raising=False)
-    row = SchedulerRow(
-        word="new", layer="job", variables=("NEW_NODES",), reader=f"{reader}:new", own_variables=("NEW_*",)
-    )
-    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+    add_row(monkeypatch, "job", "NEW_NODES", read)
     transport = TransportRow(name="new-exec", class_path="", way="", keeps_warm=False)
     monkeypatch.setattr(transports, "TABLE", (*transports.TABLE, transport))
 
@@ -188,12 +192,7 @@ def _new_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         of_process = load("ddplaunch.features.other_schedulers.readers:of_process")
         return of_process("New", variables, (rank, size, 0, 1), ("NEW_ID",), "new -T {}", "new -E", environ)
 
-    reader = "ddplaunch.features.schedulers.table"
-    monkeypatch.setattr(f"{reader}.new", read, raising=False)
-    row = SchedulerRow(
-        word="new", layer="mpi", variables=("NEW_RANK",), reader=f"{reader}:new", own_variables=("NEW_*",)
-    )
-    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+    add_row(monkeypatch, "mpi", "NEW_RANK", read)
 
 
 @pytest.mark.features
@@ -219,12 +218,7 @@ def test_nodes_that_do_not_know_where_they_meet_get_a_message(
             name="New", kind="node", description="New", is_server=True, index=0, launchers=2, first_host=first_host
         )
 
-    reader = "ddplaunch.features.schedulers.table"
-    monkeypatch.setattr(f"{reader}.new", read, raising=False)
-    row = SchedulerRow(
-        word="new", layer="job", variables=("NEW_NODES",), reader=f"{reader}:new", own_variables=("NEW_*",)
-    )
-    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+    add_row(monkeypatch, "job", "NEW_NODES", read)
     with pytest.raises(UsageError, match=f"New started ddplaunch on several nodes without the {name} of their") as told:
         config_of({"NEW_NODES": "a1,a2"})
     assert told.value.hint.startswith("Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all")

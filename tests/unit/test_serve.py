@@ -59,17 +59,6 @@ def ask(server: _Server, path: str, method: str = "GET", host: str | None = None
     return answer.status, body, dict(answer.getheaders())
 
 
-def test_ctrl_c_ends_it_as_soon_as_the_address_is_shown(base: Path) -> None:
-    shown = []
-
-    def show(address: str) -> None:
-        shown.append(address)
-        raise KeyboardInterrupt
-
-    serve.serve(asked(0, show))
-    assert len(shown) == 1
-
-
 def test_the_index_leads_to_each_page_and_nothing_is_written(server: _Server, base: Path):
     before = sorted(base.rglob("*"))
     status, text, headers = ask(server, f"/{server.token}/")
@@ -236,18 +225,6 @@ def paths(run_id: str, log_dir: str | None = None) -> list[str]:
     shown: list[str] = []
     make.page(asked(run_id, shown.append, log_dir=log_dir))
     return shown
-
-
-def test_a_run_is_found_by_its_id_or_a_unique_beginning(base: Path):
-    assert paths("run-a") == [str(base / "run-a" / "run.html")]
-    assert (base / "run-a" / "run.html").read_text().startswith("<!doctype html>")
-    assert paths("run-b") == [str(base / "run-b" / "run.html")]
-
-
-def test_runs_elsewhere_are_found_with_log_dir(base: Path, tmp_path: Path):
-    folder = tmp_path / "logs" / "elsewhere"
-    run_folders.write(folder, has_samples=False)
-    assert paths(folder.name, str(folder.parent)) == [str(folder / "run.html")]
 
 
 def test_a_run_of_several_launchers_has_one_page_and_one_address(base: Path, server: _Server):

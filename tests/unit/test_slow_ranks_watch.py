@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -46,7 +45,6 @@ class Job:
         run = run_services(config or LaunchConfig(script="x.py"), self.sent.append, show=show, post=self.judged.put)
         self.watch = SlowRanksWatch(run)
         self.now, self.loads = time.monotonic(), list(LOADS)
-        self.ahead_s: list[float] = []
         if is_started:
             self.start()
 
@@ -70,10 +68,6 @@ class Job:
         cost_s: float = 0.1,
     ) -> None:
         for node in nodes:
-            if self.ahead_s:  # The host looks at its clock at once.
-                clock_ns = time.monotonic_ns() + int(self.ahead_s[node] * 1e9)
-                read = CollectivesSampled(order.attempt, order.number, f"gpu{node}", clock_ns=clock_ns)
-                self.watch.on_report(node, (0, 1), read)
             packed = tuple(pack(each.rank, "0", each.ns) for each in times if each.host == f"gpu{node}")
             loads = tuple(load for load in self.loads if load.rank // 2 == node)
             record = CollectivesSampled(order.attempt, order.number, f"gpu{node}", packed, loads, cost_s)
@@ -112,20 +106,6 @@ def test_nothing_is_asked_before_there_is_a_process_group() -> None:
     started.start()
     assert started.ask(FIRST_S - PERIOD_S - 5) is None
     assert started.ask() == SampleCollectives(0, 1)
-
-
-def test_a_slow_host_is_named_once_as_its_clock_is_known() -> None:
-    seed, chance = 3, random.Random(3)
-    times = job(seed, slow_host=1, hosts=2, steps=400)
-    started = Job()
-    started.loads[2:] = [replace(load, run_queue_wait_s=20) for load in started.loads[2:]]
-    started.ahead_s = [chance.uniform(-5, 5) + 1e9 for _ in range(2)]
-    for half in (part(times, 0, 200), part(times, 200, 400)) * 2:
-        started.sample(half)
-    (text,) = started.shown
-    assert text.startswith("all ranks on gpu1 come after all others in ")
-    by_rank = sorted(started.watch.lateness(), key=lambda each: each.rank)
-    assert [(each.host, bool(each.warning)) for each in by_rank] == [("gpu0", False)] * 2 + [("gpu1", True)] * 2
 
 
 def test_off() -> None:

@@ -137,16 +137,6 @@ def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
     assert srun.environ_of_srun(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
 
 
-def test_one_command_starts_all_nodes_and_another_one_a_spare():
-    hosts = tuple(Host(f"node{number}") for number in (7, 8, 9))
-    config = LaunchConfig(script="x.py", hosts=hosts, min_nodes=2, max_nodes=2)
-    for index in (0, 1):
-        command = srun.SrunTransport.command(config, index)
-        assert command[:4] == ("srun", "--nodelist=node[7-8]", "--nodes=2", "--ntasks=2")
-        assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} <= set(command)
-    assert srun.SrunTransport.command(config, 2)[:4] == ("srun", "--nodelist=node9", "--nodes=1", "--ntasks=1")
-
-
 @pytest.mark.parametrize(
     ("gpus", "nodes", "option"),
     [

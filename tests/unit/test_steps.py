@@ -14,7 +14,6 @@ from ddplaunch.features.remote.call_back import CallBackHandle
 from ddplaunch.features.remote.io_thread import IoThread
 from ddplaunch.features.remote.remote_start import RemoteStart
 from ddplaunch.features.slurm.steps import MAX_STARTING, Steps
-from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import Purpose, discard_output
 from tests.support.processes import is_alive, wait_until
 
@@ -51,14 +50,6 @@ class Cluster:
     def pids(self) -> list[int]:
         return [int(line.split()[0]) for line in self._log.read_text().splitlines()]
 
-    def failures(self, count: int) -> dict[str, str]:
-        found = {}
-        for _ in range(count):
-            name, event = self.posted.get(timeout=WAIT_S)
-            assert isinstance(event, HostFailure)
-            found[name] = event.message
-        return found
-
     def close(self) -> None:
         for handle in self.handles.values():
             handle.close()
@@ -83,52 +74,9 @@ def test_at_most_eight_steps_start_at_a_time_and_those_that_wait_become_one(clus
     assert sorted(cluster.commands) == sorted([*([name] for name in names[:MAX_STARTING]), names[MAX_STARTING:]])
 
 
-def test_agents_of_another_purpose_are_another_step(cluster: Cluster) -> None:
-    cluster.start("n1", "n2")
-    cluster.start("n3", purpose="sweep")
-    wait_until(lambda: len(cluster.commands) == 2, WAIT_S)
-    assert sorted(cluster.commands) == [["n1", "n2"], ["n3"]]
-
-
 def test_a_step_ends_when_no_agent_of_it_is_needed_any_more(cluster: Cluster) -> None:
     cluster.start("n1", "n2")
     [pid] = wait_until(lambda: cluster.pids, WAIT_S)
     cluster.handles["n1"].kill()
     cluster.handles["n2"].kill()
     wait_until(lambda: not is_alive(pid), WAIT_S)
-
-
-@pytest.mark.parametrize(
-    ("says", "failures"),
-    [
-        ("srun: error: Task launch for StepId=1.0 failed on node n2: No answer", {"n2": "No answer"}),
-        (
-            "srun: error: Unable to confirm allocation",
-            dict.fromkeys(["n1", "n2", "n3"], "srun: error: Unable to confi"),
-        ),
-    ],
-)
-def test_a_node_that_srun_names_fails_and_the_others_are_tried_again(
-    says: str, failures: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/bin:/usr/bin")  # Without a cluster, scontrol answers nothing.
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    then = f'case "$*" in *n2*) echo "{says}"; exit 1;; esac; exec sleep 1000'
-    with contextlib.closing(Cluster(tmp_path / "log", then)) as cluster:
-        cluster.start("n1", "n2", "n3")
-        found = cluster.failures(len(failures))
-        assert found.keys() == failures.keys()
-        assert all(found[name].startswith(f"srun did not start the agent: {why}") for name, why in failures.items())
-        if len(failures) == 1:
-            wait_until(lambda: len(cluster.commands) == 2, WAIT_S)
-            assert cluster.commands[1] == ["n1", "n3"]
-
-
-def test_what_a_task_prints_is_of_its_node(tmp_path: Path) -> None:
-    says = (
-        "echo '1: ddplaunch on n2'; echo '0: ddplaunch on n1'; echo '1: a word'; "
-        """echo '1: @ddplaunch-agent@ {"failed": "setup", "status": 3}'; exec sleep 1000"""
-    )
-    with contextlib.closing(Cluster(tmp_path / "log", says)) as cluster:
-        cluster.start("n1", "n2")
-        assert cluster.failures(1) == {"n2": "--remote-setup ended with exit code 3: a word"}

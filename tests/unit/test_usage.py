@@ -15,7 +15,6 @@ import pytest
 
 from ddplaunch.agent.launcher_channel import Outbox
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.config import NO_LOGS, OutputConfig
 from ddplaunch.features.usage import agent as usage_sampling
 from ddplaunch.features.usage.agent import UsagePart
 from ddplaunch.features.usage.records import FROM_AGENT, MAX_SAMPLES, UsageSampled, UsageStarted, mean
@@ -48,24 +47,6 @@ def test_a_mean_is_of_what_is_known() -> None:
     merged = mean([first, second])
     assert merged.values == {"w.cpu": (4.0, 2.0), "g.util": (50.0, 10.0)}
     assert merged.throttle == ("power brake",)
-
-
-@pytest.mark.parametrize(
-    ("value", "bad"),
-    [
-        *((b"7.5", bad) for bad in (b"-1", b"NaN", b"1e400", b'"x"', b"true")),
-        (b"2.5", b"-1"),
-        (b"2.5", b"1e300"),
-        (b"w.rss", b"w.x"),
-    ],
-)
-def test_records_are_checked_when_decoded(value: bytes, bad: bytes) -> None:
-    samples = (sample(value=7.5, span_s=2.5),)
-    line = wire.encode(UsageSampled(0, samples))
-    assert wire.decode(line, FROM_AGENT) == UsageSampled(0, samples)
-    for wrong in (line.replace(value, bad), wire.encode(UsageSampled(0, samples * (MAX_SAMPLES + 1)))):
-        with pytest.raises(wire.ProtocolError):
-            wire.decode(wrong, FROM_AGENT)
 
 
 # What the agent reads.
@@ -258,13 +239,6 @@ def test_the_outbox_takes_no_sample_behind_records_that_nobody_reads() -> None:
         accepted += 1
         assert accepted < 100
     os.close(reader)
-
-
-@pytest.mark.parametrize("output", [OutputConfig(samples=False), OutputConfig(log_dir=NO_LOGS)])
-def test_nothing_is_read_if_no_one_wants_it(output: OutputConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = Sampled(monkeypatch, output=output)
-    sampled.begin()
-    assert (sampled.watch.run_due(sampled.now), sampled.sent) == (float("inf"), [])
 
 
 # Clocks.
