@@ -93,6 +93,11 @@ CASES = {
     "wrong everywhere": [node(number, shm_free_bytes=0) for number in range(1, 9)],
     "a wrong clock": [replace(node(1), clock_s=1.5)],
     "a clock that may be wrong": [replace(node(1), clock_s=1.5, clock_error_s=0.6)],
+    "times as a busy machine measures them": [
+        replace(node(1), clock_s=0.3, clock_error_s=0.4),
+        node(2, name_s=0.2),
+        node(3),
+    ],
     "a slow node": [*nodes(3), replace(node(4), bytes_per_s=1e9)],
     "who cannot reach whom": [FIRST, *(replace(each, unreachable=(("gpu1", "timed out"),)) for each in OTHERS)],
     "who reaches nobody": [
