@@ -371,7 +371,8 @@ def test_a_stranger_who_writes_into_the_rendezvous_is_ignored_and_mentioned_once
     finished = waiting.finish()
     assert finished.returncode == 130
     assert finished.err.count("ignores records") == 1
-    assert "has ignored 3 records from outside this run" in finished.err
+    # Counted up to the last heartbeat; that all are counted: tests/unit/test_member.py.
+    assert re.search("has ignored [1-3] records? from outside this run", finished.err), finished.err
     assert "evil" not in finished.err
     (report,) = Path(os.environ["XDG_STATE_HOME"], "ddplaunch").glob("*/report.json")
     assert secret["DDPLAUNCH_SECRET"] not in finished.err + report.read_text()
