@@ -64,7 +64,6 @@ def broken_torch(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "path")}
 
 
-@pytest.mark.torch
 def test_a_node_without_torch_that_was_to_serve(broken_torch: dict[str, str], tmp_path: Path):
     assert_both_end(nodes(tmp_path, odd=0, env=broken_torch), 0, NODE_NOT_READY, "torch cannot be imported")
 
@@ -75,7 +74,6 @@ def test_a_node_without_a_module_of_preload_and_a_secret(tmp_path: Path, monkeyp
     assert_both_end(nodes(tmp_path, "--preload", "no_such_module", odd=1), 1, NODE_NOT_READY, "no_such_module")
 
 
-@pytest.mark.torch
 def test_a_node_whose_forkservers_die_that_was_to_serve(tmp_path: Path):
     running = nodes(tmp_path)
     kill_helper(running[0], "forkserver", kill_helper(running[0], "forkserver"))
