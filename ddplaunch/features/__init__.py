@@ -84,7 +84,7 @@ FEATURES = (
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("debug", ("launcher", "agent", "worker", "records"), early_if=("workers.debug_on_error",)),
     Feature("faults", ("launcher", "agent", "records"), watch_if="injections"),
-    Feature("page", ("launcher",), needs=("come_back", "run_events", "runs", "usage")),
+    Feature("page", ("launcher",), needs=("come_back", "runs", "usage")),
     Feature("schedulers", ("scheduler",)),
     Feature("slurm", ("launcher", "tables"), ("remote", "schedulers"), early_if=("requeue_on",), watch_if="slurm_job"),
     Feature("metrics", ("launcher",), needs=("usage",), watch_if="output.metrics_file"),

@@ -250,7 +250,7 @@ class Watches:
     ) -> None:
         """Note an event of the run. Any thread; never blocks.
 
-        ``event``: a kind of ``run_events.kinds``, or one that the feature declares in ``EVENTS`` of its package.
+        ``event``: a kind that the package of a feature declares in ``EVENTS``; of the core's, ``run_events`` does.
         ``t``: when, in seconds since 1970; None: now. ``node``: the index of the node that it is about, one of this
         launcher (``Watch.on_event``). An event about a node of ``Watch.on_report`` has its ``host`` among the facts.
         """

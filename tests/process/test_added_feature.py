@@ -119,7 +119,7 @@ def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lin
     assert all(event["age_s"] > 3600 for event in events if event["event"] == "old_checkpoint")
     (report,) = logs.glob("*/report.json")
     assert json.loads(report.read_text())["checkpoint_age_s"] > 3600
-    known = run_copy(folder, code="from ddplaunch.features.run_events.kinds import keys; print(*keys())")
+    known = run_copy(folder, code="from ddplaunch.features import declarations; print(*declarations('EVENT_KEYS'))")
     assert {key for event in events for key in event} <= {*known.stdout.split()}, known.stderr
     assert "--checkpoint FILE" in run_copy(folder, "--help").stdout
 

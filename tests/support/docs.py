@@ -25,10 +25,10 @@ from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.features import declarations, run_events
 from ddplaunch.features.forwarding.rules import RULES
 from ddplaunch.features.health.gpu_events import ACTIONS, XIDS, Xid
 from ddplaunch.features.metrics.launcher import METRICS
-from ddplaunch.features.run_events.kinds import keys, kinds
 from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.protocol.environment import NAMES
 from ddplaunch.text import fold_ints
@@ -144,6 +144,12 @@ def _default(field: dataclasses.Field[object]) -> str:
     return "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`".replace("'", '"')
 
 
+def declared(name: str) -> Iterator[tuple[str, str]]:
+    """Rows with what all features declare, the kinds and keys of the core's events first."""
+    for word, text in {**getattr(run_events, name), **declarations(name)}.items():
+        yield f"`{word}`", text
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{
         record.__name__: functools.partial(fields_of, record)
@@ -151,10 +157,8 @@ TABLES: dict[str, Callable[[], str]] = {
     },
     "options": options,
     "forwarding": forwarding,
-    "event-fields": lambda: table(("key", "value"), ((f"`{key}`", text) for key, text in keys().items())),
-    "event-kinds": lambda: table(
-        ("event", "what has happened"), ((f"`{kind}`", text) for kind, text in kinds().items())
-    ),
+    "event-fields": lambda: table(("key", "value"), declared("EVENT_KEYS")),
+    "event-kinds": lambda: table(("event", "what has happened"), declared("EVENTS")),
     "environment": lambda: table(("variable", "value"), iter(NAMES.items())),
     "metrics": lambda: table(
         ("metric", "type", "meaning"), ((f"`{each.name}`", each.kind, each.meaning) for each in METRICS)

@@ -15,10 +15,9 @@ import pytest
 from ddplaunch.cluster.hosts import parse_hosts
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import Level
-from ddplaunch.features.run_events import event_file
-from ddplaunch.features.run_events.event_file import EventFile
-from ddplaunch.features.run_events.kinds import keys, kinds
-from ddplaunch.features.run_events.launcher import RunEvents
+from ddplaunch.features import declarations
+from ddplaunch.features.run_events import launcher
+from ddplaunch.features.run_events.launcher import EventFile, RunEvents
 from ddplaunch.features.runs.run_json import EVENTS
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
@@ -43,8 +42,8 @@ class Log:
     def end(self, outcome: Any = "succeeded", exit_code: int = 0) -> list[dict[str, Any]]:
         self.events.add_to_result(RunResult("job7", exit_code, outcome, 9.0))
         lines = [json.loads(line) for line in self.file.read_text().splitlines()]
-        assert {line["event"] for line in lines} <= kinds().keys()
-        assert {key for line in lines for key in line} <= keys().keys()
+        assert {line["event"] for line in lines} <= declarations("EVENTS").keys()
+        assert {key for line in lines for key in line} <= declarations("EVENT_KEYS").keys()
         return lines
 
 
@@ -130,7 +129,7 @@ def test_a_full_disk_costs_lines_which_are_counted(tmp_path: Path, monkeypatch: 
 
     file = EventFile(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(event_file, "keep_free", full)
+        patch.setattr(launcher.kept_files, "keep_free", full)
         file._write({"t": 1, "event": "message"})
         file._write({"t": 2, "event": "message"})
     file._write({"t": 3, "event": "message"})
@@ -147,7 +146,7 @@ def test_after_a_line_that_was_cut_a_new_one_begins(tmp_path: Path, monkeypatch:
                 raise OSError(errno.ENOSPC, "full")
             return real(fd, data[:10])
 
-        patch.setattr(event_file.os, "write", half)
+        patch.setattr(os, "write", half)
         file._write({"t": 1, "event": "message"})
     file._write({"t": 2, "event": "message"})
     file.close()
@@ -158,7 +157,7 @@ def test_after_a_line_that_was_cut_a_new_one_begins(tmp_path: Path, monkeypatch:
 
 
 def test_the_file_is_bounded_and_still_has_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(event_file, "MAX_BYTES", 1000)
+    monkeypatch.setattr(launcher, "MAX_BYTES", 1000)
     file = EventFile(tmp_path)
     for _ in range(100):
         file.add({"t": 1, "event": "message", "text": "x" * 50})
@@ -169,7 +168,7 @@ def test_the_file_is_bounded_and_still_has_the_verdict(tmp_path: Path, monkeypat
 
 
 def test_a_slow_disk_costs_events_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(event_file, "_MAX_QUEUED", 0)
+    monkeypatch.setattr(launcher, "_MAX_QUEUED", 0)
     file = EventFile(tmp_path)
     for _ in range(3):
         file.add({"t": 1, "event": "message"})

@@ -14,7 +14,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ddplaunch.features.run_events.kinds import kinds
+from ddplaunch.features import declarations
 from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.features.usage.quantities import FOLDER
@@ -105,7 +105,7 @@ def _events(path: Path, missing: list[str]) -> list[Json]:
         return []
     found = list(run_json.lines(path))
     known = [each for each in found if each is not None]
-    of_this_version = kinds()
+    of_this_version = declarations("EVENTS")
     events = [
         each for each in known if run_json.text(each, "event") in of_this_version and number(each, "t") is not None
     ]
