@@ -18,9 +18,8 @@ from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.usage import agent as usage_sampling
 from ddplaunch.features.usage.agent import UsagePart
 from ddplaunch.features.usage.records import FROM_AGENT, MAX_SAMPLES, UsageSampled, UsageStarted, mean
-from ddplaunch.features.usage.usage_counters import KeptFile, ProcessFiles, network_bytes
 from ddplaunch.features.usage.usage_files import Clock
-from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
+from ddplaunch.features.usage.usage_recorder import DiskUse, KeptFile, ProcessFiles, UsageSampler, network_bytes
 from ddplaunch.protocol import wire
 from ddplaunch.system import procfs
 from tests.support.configs import agent_spec
@@ -70,8 +69,8 @@ def test_a_sample_has_the_worker_and_its_children(worker: Worker) -> None:
     def used() -> tuple[float, int]:
         """CPU seconds of the children, and bytes written."""
         own = files.own()
-        tree = files.tree(own) if own else None
-        return (tree.children_cpu_s, tree.written_bytes or 0) if tree else (0.0, 0)
+        cpu_s, _, written = files.tree(own) if own else (None, None, None)
+        return cpu_s or 0.0, written or 0
 
     before = used()  # The child may have written already when the sampler has read its counters first.
     wait_until(lambda: all(now > then + least for now, then, least in zip(used(), before, (0.05, 0), strict=True)))
