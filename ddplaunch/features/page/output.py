@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from ddplaunch.features.page.reading import RunFiles, block, last_part
 from ddplaunch.features.runs import run_json
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display import console_log
 from ddplaunch.system.files import run_folder
 
@@ -28,12 +27,8 @@ _MAX_RANKS = 32
 _FAILURE_PAGE = "= ddplaunch: the job failed ="
 
 
-@dataclass(frozen=True)
-class RankFiles:
-    """The log files of a rank: name and address of each."""
-
-    rank: int
-    links: list[tuple[str, str]]
+Links = list[tuple[str, str]]
+"""Name and address of files."""
 
 
 def last_lines(files: RunFiles, share: float) -> str:
@@ -50,7 +45,7 @@ def last_lines(files: RunFiles, share: float) -> str:
     return ""
 
 
-def run_links(files: RunFiles) -> list[tuple[str, str]]:
+def run_links(files: RunFiles) -> Links:
     """Name and address of the files about the whole run that there are."""
     found = ((folder, folder / name) for folder in files.launchers[:_MAX_RANKS] for name in _FILES)
     return [
@@ -60,8 +55,8 @@ def run_links(files: RunFiles) -> list[tuple[str, str]]:
     ]
 
 
-def rank_links(files: RunFiles) -> tuple[list[RankFiles], int]:
-    """The log files of the first ranks of the last attempt, as far as they are here; how many ranks are left out."""
+def rank_links(files: RunFiles) -> tuple[list[tuple[int, Links]], int]:
+    """The first ranks of the last attempt, with their log files that are here; and how many ranks are left out."""
     starts = list(run_json.starts(files.events))
     last = max((attempt for _, attempt, _ in starts), default=0)
     of_last = sorted(
@@ -71,10 +66,10 @@ def rank_links(files: RunFiles) -> tuple[list[RankFiles], int]:
         for local_rank, rank in enumerate(started)
     )
     first = ((rank, of_worker(files, host, last, local_rank)) for rank, host, local_rank in of_last[:_MAX_RANKS])
-    return [RankFiles(rank, links) for rank, links in first if links], max(0, len(of_last) - _MAX_RANKS)
+    return [each for each in first if each[1]], max(0, len(of_last) - _MAX_RANKS)
 
 
-def of_worker(files: RunFiles, host: str, attempt: int, local_rank: int) -> list[tuple[str, str]]:
+def of_worker(files: RunFiles, host: str, attempt: int, local_rank: int) -> Links:
     """The log files of a worker, as far as they are here."""
     folders = (folder / part for folder in _of_host(files, host) for part in _parts(host, attempt, local_rank))
     folder = next(filter(os.path.isdir, folders), None)
