@@ -201,13 +201,13 @@ def _sides(group: Group, number: int) -> tuple[Side, ...]:
     calls = group.calls_at(number)
     for rank in sorted(calls):
         ranks[signature(calls[rank])].append(rank)
-    sides = (Side(calls[members[0]], tuple(members)) for members in ranks.values())
-    return tuple(sorted(sides, key=lambda side: -len(side.ranks)))
+    sides = ((calls[members[0]], tuple(members)) for members in ranks.values())
+    return tuple(sorted(sides, key=lambda side: -len(side[1])))
 
 
 def _mismatch(group: Group, number: int, sides: tuple[Side, ...], places: list[Place]) -> WaitReason:
     is_order = all(_calls_later(group, number, side, sides[0]) for side in sides[1:])
-    culprits = _minority([side.ranks for side in sides])
+    culprits = _minority([members for _, members in sides])
     return WaitReason(Why.ORDER if is_order else Why.MISMATCH, culprits, tuple(places), sides, number)
 
 
@@ -237,9 +237,8 @@ def _other_roots(waits: Waits) -> list[WaitReason]:
 def _calls_later(group: Group, number: int, one: Side, other: Side) -> bool:
     """Whether each of the two makes the call of the other after its own."""
     return all(
-        any(later > number and signature(call) == signature(theirs.call) for later, call in calls.items())
-        for own, theirs in ((one, other), (other, one))
-        for calls in [group.by_rank[own.ranks[0]]]
+        any(later > number and signature(call) == signature(theirs) for later, call in group.by_rank[rank].items())
+        for (_, (rank, *_)), (theirs, _) in ((one, other), (other, one))
     )
 
 

@@ -348,12 +348,8 @@ class Why(str, enum.Enum):
     """All ranks have come, and the call does not finish."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """What some ranks called where others called something else."""
-
-    call: CollectiveCall
-    ranks: tuple[int, ...]
+Side = tuple[CollectiveCall, tuple[int, ...]]
+"""What some ranks called where others called something else."""
 
 
 @dataclass(frozen=True)

@@ -115,16 +115,12 @@ def _mismatch(waits: Waits, reason: WaitReason) -> str:
         named = [f"{ranks(members)} {'name' if members[1:] else 'names'} rank {root}" for root, members in reason.roots]
         place = _place(waits, reason.places[0])
         return f"the source or destination of {place} is not the same on all ranks: {', '.join(named[:_MAX_LINES])}"
-    sides = [f"{ranks(side.ranks)} called {_side(side.call)}" for side in reason.sides[:_MAX_LINES]]
+    sides = [f"{ranks(who)} called {quote(call.operation)}{_amount(call)}" for call, who in reason.sides[:_MAX_LINES]]
     more = plural(len(reason.sides) - _MAX_LINES, "more variant")
     listed = ", ".join([*sides, *([more] if len(reason.sides) > _MAX_LINES else [])])
     if reason.kind == Why.ORDER:
         return f"ranks of {_group(group)} make the same calls in another order, from #{reason.number} on: {listed}"
     return f"call #{reason.number} of {_group(group)} is not the same on all ranks: {listed}"
-
-
-def _side(call: CollectiveCall) -> str:
-    return quote(call.operation) + _amount(call)
 
 
 def _circle(waits: Waits, reason: WaitReason) -> str:
