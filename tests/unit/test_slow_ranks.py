@@ -67,8 +67,8 @@ def rank_lateness(
 ) -> tuple[RankLateness, ...]:
     """What the launcher learns of one sample, the most expensive rank or host first."""
     answers = [CollectivesSampled(0, 1, each.host, (pack(each.rank, "0", each.ns),)) for each in calls]
-    found = window(answers, clocks=clocks)
-    return (found.hosts if of_hosts else found.ranks).lateness()
+    ranks, hosts, _ = window(answers, clocks=clocks)
+    return (hosts if of_hosts else ranks).lateness()
 
 
 SHAPES = [

@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.features.hangs.examinations import Question
 from ddplaunch.features.slow_ranks.records import CollectivesSampled, RankLoad, SampleCollectives
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.text import median, size
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
+    from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.run_result import RankLateness, RunResult
 
@@ -45,20 +44,6 @@ _IO_FACTOR = 2
 """Reading is named from so many bytes a second on, if that is so much more than the others."""
 
 
-@dataclass
-class _Sample(Question):
-    """It counts only if all nodes have answered.
-
-    Attributes:
-        asked_ns: ``time.monotonic_ns()`` before the question.
-        clocks: of each host that has looked at its clock since then.
-    """
-
-    asked_ns: int = field(default_factory=time.monotonic_ns)
-    clocks: dict[str, ClockLimits] = field(default_factory=dict)
-    answers: dict[int, CollectivesSampled] = field(default_factory=dict)
-
-
 class SlowRanksWatch(Watch):
     """Watches one run. Nothing is sampled with ``--hang-report off``, or before the workers have process groups."""
 
@@ -69,7 +54,12 @@ class SlowRanksWatch(Watch):
         self._attempt, self._number = -1, 0
         self._participants: Sequence[int] = ()
         self._due = NEVER
-        self._sample: _Sample | None = None
+        self._sample: Question | None = None
+        """It counts only if all nodes have answered."""
+        self._asked_ns = 0
+        """``time.monotonic_ns()`` before the question."""
+        self._clocks: dict[str, ClockLimits] = {}
+        """Of each host that has looked at its clock since then."""
         self._newest: dict[str, int] = {}
         self._total: LatenessCounts | None = None  # Until there is a process group: many jobs have none.
         self._recent: LatenessCounts
@@ -93,7 +83,7 @@ class SlowRanksWatch(Watch):
         if sample is None or report.number != sample.number:
             return
         if report.clock_ns:
-            sample.clocks[report.host] = report.clock_ns - time.monotonic_ns(), report.clock_ns - sample.asked_ns
+            self._clocks[report.host] = report.clock_ns - time.monotonic_ns(), report.clock_ns - self._asked_ns
         elif sample.take(node_index, participants, report):
             self._evaluate(sample)
 
@@ -114,39 +104,42 @@ class SlowRanksWatch(Watch):
             self._sample = None
         if now >= self._due:
             self._number += 1
-            self._sample = _Sample(self._number, self._attempt, now + _ANSWER_S, set(self._participants))
+            self._sample = Question(self._number, self._attempt, now + _ANSWER_S, set(self._participants))
+            self._asked_ns, self._clocks = time.monotonic_ns(), {}
             self._due = now + _PERIOD_S
             self._send(SampleCollectives(self._attempt, self._number, self._suspects))
         return min(self._due, self._sample.deadline if self._sample else NEVER)
 
-    def _evaluate(self, sample: _Sample) -> None:
+    def _evaluate(self, sample: Question) -> None:
         self._sample = None
         answers = sample.answers.values()
         cost_s = max(answer.cost_s for answer in answers)
         self._due = max(self._due, time.monotonic() + _PERIOD_PER_COST * cost_s)
         from ddplaunch.features.slow_ranks import slow_ranks
 
-        newest = dict(self._newest)
+        newest, clocks = dict(self._newest), self._clocks
 
         def run() -> Callable[[], None]:
-            return partial(self._judge, sample, slow_ranks.window(answers, newest, sample.clocks))
+            return partial(self._judge, sample, *slow_ranks.window(answers, newest, clocks))
 
         # Without room for a thread the sample does not count, and the job goes on.
         post_from_thread("slow ranks", run, self._post, otherwise=lambda: None)
 
     # Judgement.
 
-    def _judge(self, sample: _Sample, window: Window) -> None:
+    def _judge(
+        self, sample: Question, of_ranks: LatenessCounts, of_hosts: LatenessCounts, newest: dict[str, int]
+    ) -> None:
         """Count a sample, and warn if there is enough to tell which rank is slow."""
         from ddplaunch.features.slow_ranks import slow_ranks
 
         if self._total:
-            self._total.add(window.ranks)
+            self._total.add(of_ranks)
         if sample.attempt != self._attempt or sample.number != self._number:
             return
-        self._newest.update(window.newest)
-        self._recent.add(window.ranks)
-        self._recent_hosts.add(window.hosts)
+        self._newest.update(newest)
+        self._recent.add(of_ranks)
+        self._recent_hosts.add(of_hosts)
         lateness, hosts = self._recent.lateness(), self._recent_hosts.lateness()
         slow, slow_host = slow_ranks.suspect(lateness), slow_ranks.suspect(hosts)
         suspect = slow or slow_host

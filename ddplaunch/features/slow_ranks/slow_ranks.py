@@ -18,7 +18,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_result import RankLateness
 from ddplaunch.text import median, quote, ranks, table
 
@@ -113,27 +112,15 @@ class LatenessCounts:
         )
 
 
-@dataclass(frozen=True)
-class Window:
-    """What the times of one sample show.
-
-    Attributes:
-        ranks: the lateness of the ranks.
-        hosts: that of hosts, each under its lowest rank, if there are several, one of them with several ranks.
-        newest: of each process group, the number of the newest collective that all ranks have called.
-    """
-
-    ranks: LatenessCounts
-    hosts: LatenessCounts
-    newest: dict[str, int]
-
-
 def window(
     answers: Iterable[CollectivesSampled],
     after: Mapping[str, int] | None = None,
     clocks: Mapping[str, ClockLimits] | None = None,
-) -> Window:
+) -> tuple[LatenessCounts, LatenessCounts, dict[str, int]]:
     """What the nodes' answers to one question show.
+
+    The lateness of the ranks. That of hosts, each under its lowest rank, if there are several, one of them with several
+    ranks. And of each process group, the number of the newest collective that all ranks have called.
 
     Of each process group only what comes ``after`` a number counts, unless the group counts from 1 again. ``clocks``:
     what is known of the clocks of the hosts.
@@ -141,18 +128,18 @@ def window(
     hosts, groups = _hosts_and_groups(answers)
     newest = {group: max(numbers) for group, by_rank in groups.items() if (numbers := _common_numbers(by_rank))}
     known = {group: number for group, number in (after or {}).items() if number <= newest.get(group, 0)}
-    found = Window(LatenessCounts(), LatenessCounts(), newest)
+    of_ranks, of_hosts = LatenessCounts(), LatenessCounts()
     duration_s = 0.0
     for group in newest:
         arrivals = _on_one_clock(_common(groups[group], known.get(group, 0)), hosts, clocks or {})
         duration_s = max(duration_s, _duration_s(arrivals))
         waiting = _with_waiting(arrivals)
-        found.ranks.count(arrivals, waiting, hosts)
+        of_ranks.count(arrivals, waiting, hosts)
         if _are_comparable(groups[group], hosts):
-            found.hosts.count(_by_host(arrivals, hosts), _by_host(waiting, hosts), hosts)
-    for counts in (found.ranks, found.hosts):
+            of_hosts.count(_by_host(arrivals, hosts), _by_host(waiting, hosts), hosts)
+    for counts in (of_ranks, of_hosts):
         counts.samples, counts.duration_s = 1, duration_s
-    return found
+    return of_ranks, of_hosts, newest
 
 
 def is_enough(lateness: Sequence[RankLateness]) -> bool:
