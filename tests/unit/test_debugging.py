@@ -18,7 +18,7 @@ from ddplaunch.config import LaunchConfig
 from ddplaunch.features.debug import launcher as debugging
 from ddplaunch.features.debug import terminal
 from ddplaunch.features.debug.launcher import Debugging
-from ddplaunch.features.debug.records import SessionClosed, SessionOpened, SessionOutput, SessionRuns
+from ddplaunch.features.debug.records import SessionChanged, SessionOpened, SessionOutput
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed
@@ -140,16 +140,16 @@ class Job:
             self.said.append("nothing is due")
 
     def runs(self, rank: str) -> None:
-        self.event(rank, SessionRuns(int(rank), is_running=True))
+        self.event(rank, SessionChanged(int(rank), "running"))
 
     def rests(self, rank: str) -> None:
-        self.event(rank, SessionRuns(int(rank), is_running=False))
+        self.event(rank, SessionChanged(int(rank), "stopped"))
 
     def close(self, rank: str) -> None:
-        self.event(rank, SessionClosed(int(rank)))
+        self.event(rank, SessionChanged(int(rank), "over"))
 
     def quit(self, rank: str) -> None:
-        self.event(rank, SessionClosed(int(rank), has_quit=True))
+        self.event(rank, SessionChanged(int(rank), "quit"))
 
     def output(self, rank: str, text: str) -> None:
         data = text.encode().decode("unicode_escape").encode()

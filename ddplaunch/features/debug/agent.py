@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.debug.records import MAX_LINE_BYTES, SessionOpened, SessionOrder, SessionRequest
+from ddplaunch.features.debug.records import MAX_LINE_BYTES, TO_AGENT, SessionOpened, SessionRequest
 from ddplaunch.protocol import wire
 from ddplaunch.system import linux
 from ddplaunch.threads import in_thread
@@ -55,7 +55,7 @@ class DebugPart(Part):
 
     def on_event(self, event: object) -> bool:
         """Pass on an order of the launcher, unless its session has ended."""
-        if not isinstance(event, SessionOrder):
+        if not isinstance(event, TO_AGENT):
             return False
         with self._lock:
             session = self._sessions.get(event.session)

@@ -23,15 +23,10 @@ import time
 from collections.abc import Callable
 
 from ddplaunch.features.debug import records as debugging
-from ddplaunch.features.debug.records import (
-    GiveTerminal,
-    LeaveSession,
-    RefuseTerminal,
-    SessionOrder,
-    TakeOutput,
-    TypeKeys,
-)
+from ddplaunch.features.debug.records import GiveTerminal, RefuseTerminal, SessionChanged, SessionOrder, TypeKeys
 from ddplaunch.system import processes
+
+Order = GiveTerminal | RefuseTerminal | TypeKeys | SessionOrder
 
 _MOMENT_S = 1.0
 """A step of the script that takes longer is reported: another rank may need the terminal before it can end."""
@@ -47,7 +42,7 @@ class DebugSession:
         """``send`` sends a record to the launcher; any thread calls it."""
         self.number = number
         self._connection, self._pid, self._send = connection, pid, send
-        self._orders: queue.SimpleQueue[SessionOrder] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._woken, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._poll = select.poll()
@@ -56,7 +51,7 @@ class DebugSession:
         self._running_since: float | None = None
         self._is_reported_running = False
 
-    def handle(self, order: SessionOrder) -> None:
+    def handle(self, order: Order) -> None:
         """Queue an order of the launcher; any thread, before ``run`` has returned."""
         self._orders.put(order)
         with contextlib.suppress(BlockingIOError):  # So many wait that it is awake.
@@ -71,15 +66,15 @@ class DebugSession:
             while not (word := self._serve(dict(self._poll.poll(self._timeout_ms())))):
                 pass
         self._drain()
-        self._send(debugging.SessionClosed(self.number, has_quit=word == debugging.QUITS))
+        self._send(SessionChanged(self.number, "quit" if word == debugging.QUITS else "over"))
         if word == debugging.GOES_ON:
             self._await_leave()
 
     def _await_leave(self) -> None:
         """What the script prints next must not come before the end of what the debugger has shown."""
-        deadline = time.monotonic() + _LEAVE_S
+        deadline, leave = time.monotonic() + _LEAVE_S, SessionOrder(self.number, "leave")
         with contextlib.suppress(queue.Empty):
-            while not isinstance(self._orders.get(timeout=max(0.0, deadline - time.monotonic())), LeaveSession):
+            while self._orders.get(timeout=max(0.0, deadline - time.monotonic())) != leave:
                 pass
 
     def close(self) -> None:
@@ -126,11 +121,11 @@ class DebugSession:
         self._running_since = None
         if self._is_reported_running != is_running:
             self._is_reported_running = is_running
-            self._send(debugging.SessionRuns(self.number, is_running))
+            self._send(SessionChanged(self.number, "running" if is_running else "stopped"))
 
     # The launcher's orders.
 
-    def _obey(self, order: SessionOrder) -> None:
+    def _obey(self, order: Order) -> None:
         match order:
             case GiveTerminal():
                 self._give(order)
@@ -138,11 +133,11 @@ class DebugSession:
                 self._connection.sendall(debugging.REFUSED + reason.encode("utf-8", "replace") + b"\n")
             case TypeKeys(data=data):
                 self._type(_decoded(data))
-            case TakeOutput():
+            case SessionOrder(order="send"):
                 self._pieces_left += 1
                 if self._pieces_left == 1 and self._terminal >= 0:
                     self._poll.register(self._terminal, select.POLLIN)
-            case LeaveSession():
+            case SessionOrder():  # ``leave``.
                 processes.signal_process(self._pid, signal.SIGTERM)
 
     def _give(self, order: GiveTerminal) -> None:

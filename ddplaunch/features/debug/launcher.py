@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING
 from ddplaunch.features.debug import missing_terminal
 from ddplaunch.features.debug.records import (
     GiveTerminal,
-    LeaveSession,
     RefuseTerminal,
-    SessionClosed,
+    SessionChanged,
     SessionOpened,
+    SessionOrder,
     SessionOutput,
-    SessionRuns,
-    TakeOutput,
     TypeKeys,
 )
 from ddplaunch.late_dataclass import dataclass
@@ -123,17 +121,17 @@ class Debugging(Watch):
             case SessionOpened():
                 self._note_opened((index, event.session), event)
                 self._on_opened(_Session(index, event))
-            case SessionClosed():
-                self._note_closed((index, event.session), event)
-                if (index, event.session) in self._sessions:
-                    self._on_closed((index, event.session), has_quit=event.has_quit)
+            case SessionChanged(session=number, state="over" | "quit" as state):
+                self._note_closed((index, number), has_quit=state == "quit")
+                if (index, number) in self._sessions:
+                    self._on_closed((index, number), has_quit=state == "quit")
             case ChannelClosed():
                 for key in [key for key in self._sessions if key[0] == index]:
                     self._on_closed(key, has_quit=False)
             case SessionOutput() if session := self._sessions.get((index, event.session)):
                 self._on_output(session, event.data)
-            case SessionRuns() if session := self._sessions.get((index, event.session)):
-                session.is_running = event.is_running
+            case SessionChanged() if session := self._sessions.get((index, event.session)):
+                session.is_running = event.state == "running"
                 self._due = min(self._due, time.monotonic())
 
     def _note_opened(self, key: tuple[int, int], opened: SessionOpened) -> None:
@@ -141,11 +139,11 @@ class Debugging(Watch):
         text = f"rank {opened.rank} stopped {opened.place}"
         self._note("debugger_opened", text, node=key[0], attempt=opened.attempt, rank=opened.rank)
 
-    def _note_closed(self, key: tuple[int, int], closed: SessionClosed) -> None:
+    def _note_closed(self, key: tuple[int, int], *, has_quit: bool) -> None:
         if key in self._noted:
             opened_s, opened = self._noted.pop(key)
             facts = {"attempt": opened.attempt, "rank": opened.rank, "s": round(time.time() - opened_s, 3)}
-            self._note("debugger_closed", "the user has quit" if closed.has_quit else "", node=key[0], **facts)
+            self._note("debugger_closed", "the user has quit" if has_quit else "", node=key[0], **facts)
 
     def _on_opened(self, session: _Session) -> None:
         if self._shutdown.in_progress:
@@ -165,7 +163,7 @@ class Debugging(Watch):
         return "" if self._chosen is None or rank in self._chosen else "--debug-ranks names other ranks"
 
     def _on_output(self, session: _Session, data: str) -> None:
-        take = TakeOutput(session.opened.session)
+        take = SessionOrder(session.opened.session, "send")
         with contextlib.suppress(ValueError):
             shown = base64.b64decode(data)
             if session is self._focus:
@@ -190,7 +188,7 @@ class Debugging(Watch):
             self._shutdown.on_quit(session.who)
 
     def _leave(self, session: _Session) -> None:
-        self._nodes.send_to(session.index, LeaveSession(session.opened.session))
+        self._nodes.send_to(session.index, SessionOrder(session.opened.session, "leave"))
 
     def _leave_all(self) -> None:
         """The run is stopped."""

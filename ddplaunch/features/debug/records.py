@@ -7,7 +7,7 @@ No behaviour belongs here.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Pid, between
@@ -23,7 +23,7 @@ again."""
 
 PIECE_BYTES = 4096
 MAX_PIECES = 8
-"""Pieces of output that the agent sends before the launcher has taken them (``TakeOutput``)."""
+"""Pieces of output that the agent sends before the launcher has shown them (``SessionOrder``)."""
 
 MAX_LINE_BYTES = 4096
 
@@ -79,66 +79,60 @@ class SessionOutput:
 
 
 @dataclass(frozen=True)
-class SessionRuns:
-    """Agent to launcher: the rank runs within its session, for longer than a moment; or it has stopped again."""
+class SessionChanged:
+    """Agent to launcher: what the rank does now in its session, or how that has ended.
+
+    Attributes:
+        state: ``running``, for longer than a moment; ``stopped`` again; ``over``: it goes on without the terminal, or
+            has ended; or the user has ``quit``.
+    """
 
     session: Count
-    is_running: bool
-
-
-@dataclass(frozen=True)
-class SessionClosed:
-    """Agent to launcher: the rank goes on without the terminal, or has ended; or the user has quit."""
-
-    session: Count
-    has_quit: bool = False
+    state: Literal["running", "stopped", "over", "quit"]
 
 
 # Launcher to agent.
 
 
 @dataclass(frozen=True)
-class SessionOrder:
-    """Base of the launcher's records to a session."""
-
-    session: Count
-
-
-@dataclass(frozen=True)
-class GiveTerminal(SessionOrder):
+class GiveTerminal:
     """Launcher to agent: the session gets a terminal with this TERM and size. Also later, when its size changes."""
 
+    session: Count
     term: OneLine
     rows: _Cells
     columns: _Cells
 
 
 @dataclass(frozen=True)
-class RefuseTerminal(SessionOrder):
+class RefuseTerminal:
     """Launcher to agent: there is no terminal, for this ``reason``."""
 
+    session: Count
     reason: OneLine
 
 
 @dataclass(frozen=True)
-class TypeKeys(SessionOrder):
+class TypeKeys:
     """Launcher to agent: the user has typed this."""
 
+    session: Count
     data: Encoded
 
 
 @dataclass(frozen=True)
-class TakeOutput(SessionOrder):
-    """Launcher to agent: one piece of output is shown; another may follow."""
+class SessionOrder:
+    """Launcher to agent: what a session may do, or must.
 
-
-@dataclass(frozen=True)
-class LeaveSession(SessionOrder):
-    """Launcher to agent, in answer to SessionClosed: all that the debugger has shown is on the terminal.
-
-    For a session that is open: the run is stopped, and a debugger would ignore its SIGINT.
+    Attributes:
+        order: ``send``: one piece of output is shown; another may follow. ``leave``, in answer to the end of the
+            session: all that the debugger has shown is on the terminal; or for a session that is open: the run is
+            stopped, and a debugger would ignore its SIGINT.
     """
 
+    session: Count
+    order: Literal["send", "leave"]
 
-TO_AGENT = (GiveTerminal, RefuseTerminal, TypeKeys, TakeOutput, LeaveSession)
-FROM_AGENT = (SessionOpened, SessionOutput, SessionRuns, SessionClosed)
+
+TO_AGENT = (GiveTerminal, RefuseTerminal, TypeKeys, SessionOrder)
+FROM_AGENT = (SessionOpened, SessionOutput, SessionChanged)
