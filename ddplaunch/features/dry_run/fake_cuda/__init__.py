@@ -21,7 +21,6 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
         compile_on_cpu: ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
     """
     from ddplaunch.features.dry_run.fake_cuda import (
-        autocast,
         cuda,
         kernels,
         patching,
@@ -39,7 +38,6 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     cuda.install(devices)
     process_groups.install(devices)
     sharding.install(devices)
-    autocast.install()
     training.install(compile_on_cpu)
     kernels.install()
     patching.replace_imported_names()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddplaunch.features.dry_run.fake_cuda import collectives, functional, works
+from ddplaunch.features.dry_run.fake_cuda import collectives, works
 from ddplaunch.features.dry_run.fake_cuda.patching import (
     arguments_by_name,
     called_by_script,
@@ -102,7 +102,6 @@ def install(devices: FakeDevices) -> None:
     _install_groups(devices)
     _install_wrappers(devices)
     collectives.install(lambda group: group in _requested_backends)
-    functional.install()
     for name in ("torch.cuda", "torch.accelerator"):
         wrap(f"{name}.synchronize", _synchronize)
     wrap("torch.distributed.distributed_c10d.split_group", _split_group)
