@@ -26,7 +26,9 @@ def node(host: str, *ranks: int, attempt: int = 0, at: float = NOW - 5, **values
     sample["g"] = {"util": [97.0], "mem": [6e10]}
     rows = [0, *[None] * (len(ranks) - 1)]
     start = {"attempt": attempt, "t": at - 10, "ranks": list(ranks), "gpu": rows}
-    return NodeSamples(Path(host), {"host": host}, start, sample)
+    found = NodeSamples(Path(host))
+    found.head, found.start, found.newest = {"host": host}, start, sample
+    return found
 
 
 def test_each_rank_has_a_line_and_ranks_that_do_not_fit_are_summed_up_for_each_node() -> None:

@@ -53,7 +53,8 @@ def rows(start: float, count: int, step: float = 2.0, attempt: int = 0) -> list[
 
 def written(folder: Path) -> NodeFile:
     """A file with one sample."""
-    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    file = NodeFile("node_0.jsonl")
+    file.head = '{"schema":1}'
     file.add(rows(NOW, 1))
     file.flush(folder, NOW)
     return file
@@ -95,7 +96,8 @@ def test_512_ranks_take_less_than_20_mb_after_a_day() -> None:
 
 
 def test_a_file_is_appended_to_and_then_whole_again(tmp_path: Path) -> None:
-    file = NodeFile("node_3.jsonl", head='{"schema":1}')
+    file = NodeFile("node_3.jsonl")
+    file.head = '{"schema":1}'
     file.add([Row(0, NOW, 0.0, '{"attempt":0}')])
     file.flush(tmp_path, NOW)
     file.add(rows(NOW, 3))
@@ -131,7 +133,8 @@ def test_a_file_is_thinned_after_the_clock_was_set_back(tmp_path: Path) -> None:
 
 
 def test_a_run_that_restarts_all_day_keeps_its_newest_attempts(tmp_path: Path) -> None:
-    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    file = NodeFile("node_0.jsonl")
+    file.head = '{"schema":1}'
     for attempt in range(3000):
         start = Row(attempt, NOW + attempt, 0.0, f'{{"attempt":{attempt}}}')
         file.add([start, Row(attempt, NOW + attempt + 0.5, 2.0, f'{{"t":{attempt}}}')])

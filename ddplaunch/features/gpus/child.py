@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddplaunch.features.gpus.nvml import Events
@@ -47,11 +47,11 @@ def main() -> None:
 def _answer(what: str, interval_s: float, questions: queue.Queue[str]) -> None:
     who = "NVML" if what == "nvml" else "amdgpu"
     try:
-        source = _nvidia() if what == "nvml" else _amd(what)
+        reader = _Reader(what, who, interval_s, questions)
     except Exception as error:  # ctypes and the binding raise errors of many kinds; the reader gets them all.
         _say("GpusRead", missing=f"{who}: {_text(error)}")
         os._exit(0)
-    _Reader(source, who, interval_s, questions).run()
+    reader.run()
 
 
 def _text(error: Exception) -> str:
@@ -88,31 +88,6 @@ def _makes_sense(name: str, value: Any) -> bool:
     return not isinstance(value, (int, float)) or least <= value <= MAX_NUMBER
 
 
-class _Source(NamedTuple):
-    """Where readings, by question, and events come from."""
-
-    read: Callable[[str], list[dict[str, Any]]]
-    events: Callable[[], Events] | None = None
-    root: str = "/"
-
-
-def _nvidia() -> _Source:
-    import pynvml
-
-    from ddplaunch.features.gpus import nvml
-
-    _say_that_it_runs()
-    pynvml.nvmlInit()
-    return _Source(functools.partial(nvml.read, pynvml), lambda: nvml.Events(pynvml))
-
-
-def _amd(root: str) -> _Source:
-    from ddplaunch.features.gpus import amd
-
-    _say_that_it_runs()
-    return _Source(functools.partial(amd.read, root), root=root)
-
-
 def _say_that_it_runs() -> None:
     """After all imports, which take long on a loaded machine: from here on, it is the driver that does not answer."""
     print(flush=True)
@@ -121,16 +96,36 @@ def _say_that_it_runs() -> None:
 class _Reader:
     """Answers questions, reads the health again and again, and tells of events."""
 
-    def __init__(self, source: _Source, who: str, interval_s: float, questions: queue.Queue[str]) -> None:
-        self._source, self._who, self._interval_s, self._questions = source, who, interval_s, questions
+    def __init__(self, what: str, who: str, interval_s: float, questions: queue.Queue[str]) -> None:
+        """``what`` as in ``sys.argv``; may raise any error of the driver's binding."""
+        self._who, self._interval_s, self._questions = who, interval_s, questions
+        self._root = "/" if what == "nvml" else what
+        self._read: Callable[[str], list[dict[str, Any]]]
+        self._open_events: Callable[[], Events] | None = None
+        if what == "nvml":
+            self._use_nvml()
+        else:
+            from ddplaunch.features.gpus import amd
+
+            _say_that_it_runs()
+            self._read = functools.partial(amd.read, what)
         self._said: Any = None
         self._histories: dict[int, _History] = {}
+
+    def _use_nvml(self) -> None:
+        import pynvml
+
+        from ddplaunch.features.gpus import nvml
+
+        _say_that_it_runs()
+        pynvml.nvmlInit()
+        self._read, self._open_events = functools.partial(nvml.read, pynvml), lambda: nvml.Events(pynvml)
 
     def run(self) -> None:
         first = self._questions.get()
         self._ask(first)
-        if first == "health" and self._source.events:
-            threading.Thread(target=self._tell_events, args=(self._source.events,), daemon=True).start()
+        if first == "health" and self._open_events:
+            threading.Thread(target=self._tell_events, args=(self._open_events,), daemon=True).start()
         due = time.monotonic() + self._interval_s
         while True:
             try:
@@ -144,17 +139,17 @@ class _Reader:
             if question in ("health", ""):
                 self._tell_health(is_wanted=bool(question))
             else:
-                _say("GpusRead", question=question, gpus=list(map(_told, self._source.read(question))))
+                _say("GpusRead", question=question, gpus=list(map(_told, self._read(question))))
         except Exception as error:  # As in _answer().
             _say("GpusRead", question=question or "health", missing=f"{self._who}: {_text(error)}")
 
     def _tell_health(self, is_wanted: bool) -> None:
         """Says what the GPUs are like if that is wanted or has changed, else only that the driver has answered."""
-        gpus = list(map(_told, self._source.read("health")))
+        gpus = list(map(_told, self._read("health")))
         for gpu in gpus:
             self._history(gpu["index"]).add_to(gpu)
         _add_usual_links(gpus)
-        ports = list(map(_told, ports_of(self._source.root)))
+        ports = list(map(_told, ports_of(self._root)))
         comparable = [{**gpu, **dict.fromkeys(_NOISE)} for gpu in gpus], ports
         if is_wanted or comparable != self._said:
             _say("GpusRead", gpus=gpus, ports=ports, missing="" if gpus else f"{self._who} knows no GPU")

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +61,11 @@ class Answer:
         return None
 
 
-@dataclass
 class _Connection:
-    socket: socket.socket
-    received: bytearray = field(default_factory=bytearray)
-    facts: dict[str, object] | None = None
-    request: bytes = b""
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket, self.request = connected, b""
+        self._received = bytearray()
+        self._facts: dict[str, object] | None = None
 
     def ask(self, request: bytes) -> bool:
         """Send a request, unless an earlier one is not answered yet. False if the worker has ended."""
@@ -88,22 +86,22 @@ class _Connection:
         data = self.socket.recv(1 << 20, socket.MSG_DONTWAIT)
         if not data:
             raise ConnectionError("ended")
-        self.received += data
-        if self.facts is None:
+        self._received += data
+        if self._facts is None:
             if b"\n" not in data:
-                if len(self.received) > worker_records.MAX_PART_BYTES:
+                if len(self._received) > worker_records.MAX_PART_BYTES:
                     raise OSError("too long")
                 return None
-            line, _, self.received = self.received.partition(b"\n")
-            self.facts = _facts(line)
-        nbytes = self.facts.get(worker_records.NBYTES)
+            line, _, self._received = self._received.partition(b"\n")
+            self._facts = _facts(line)
+        nbytes = self._facts.get(worker_records.NBYTES)
         if type(nbytes) is not int or not 0 <= nbytes <= worker_records.MAX_PART_BYTES:
             raise OSError("too long")
-        if len(self.received) < nbytes:
+        if len(self._received) < nbytes:
             return None
-        answer = Answer(self.facts, bytes(self.received[:nbytes]))
-        self.received.clear()
-        self.facts, self.request = None, b""
+        answer = Answer(self._facts, bytes(self._received[:nbytes]))
+        self._received.clear()
+        self._facts, self.request = None, b""
         return answer
 
 

@@ -11,8 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.features.runs import run_json
@@ -20,11 +18,12 @@ from ddplaunch.features.runs.run_folders import RunFolder, find
 from ddplaunch.features.runs.run_json import Json, integer, number
 from ddplaunch.features.usage.quantities import BY_NAME, FOLDER, Quantity
 from ddplaunch.features.usage.records import PERIOD_S
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import elapsed, escape, fold_ints, grouped, plural, size, table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddplaunch.cli.commands import Request
 
 _MAX_EVENT_BYTES = 32 << 20
@@ -220,7 +219,6 @@ def title(run_id: str, running_s: float, nodes: Sequence[NodeSamples], lines: Se
 # damaged, or of another version: what is no number is unknown, and a line that is not whole is passed over.
 
 
-@dataclass
 class NodeSamples:
     """The file of one node, as far as it has been read.
 
@@ -230,16 +228,16 @@ class NodeSamples:
         newest: the newest sample of that attempt; empty until there is one.
     """
 
-    path: Path
-    head: Json = field(default_factory=dict)
-    start: Json = field(default_factory=dict)
-    newest: Json = field(default_factory=dict)
-    _inode: int = 0
-    _offset: int = 0
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.head: Json = {}
+        self.start: Json = {}
+        self.newest: Json = {}
+        self._inode = self._offset = 0
 
     def refresh(self) -> None:
         """Read what has been written since the last call: all, if the file was written anew. Does not raise."""
-        with contextlib.suppress(OSError), kept_files.open_regular(self.path) as file:
+        with contextlib.suppress(OSError), kept_files.open_regular(self._path) as file:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._offset:
                 self._inode, self._offset = status.st_ino, 0

@@ -15,20 +15,19 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import field
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.features.usage.quantities import FOLDER, QUANTITIES
 from ddplaunch.features.usage.records import UsageSample, UsageSampled, UsageStarted, mean
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.kept_files import keep_free
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddplaunch.features.usage import UsageRecord
     from ddplaunch.launcher.watches import RunServices
 
@@ -130,7 +129,6 @@ def _sample(each: Row) -> UsageSample:
     return UsageSample(at_s=each.t, span_s=each.s, values=values, throttle=tuple(throttle))
 
 
-@dataclass
 class NodeFile:
     """The file of one node, and what it is to hold.
 
@@ -139,12 +137,12 @@ class NodeFile:
         rows: starts of attempts and the samples that are kept, as they came: the clock may be set back.
     """
 
-    name: str
-    head: str = ""
-    rows: list[Row] = field(default_factory=list)
-    _pending: list[Row] = field(default_factory=list)
-    _whole_at: float | None = None
-    _path: Path | None = None
+    def __init__(self, name: str) -> None:
+        self._name, self.head = name, ""
+        self.rows: list[Row] = []
+        self._pending: list[Row] = []
+        self._whole_at: float | None = None
+        self._path: Path | None = None
 
     def add(self, rows: Sequence[Row]) -> None:
         self.rows.extend(rows)
@@ -152,7 +150,7 @@ class NodeFile:
 
     def flush(self, folder: Path, now: float) -> None:
         """Append what is new; or write the whole file, if it is time or the last write has failed. Does not raise."""
-        path = folder / FOLDER / self.name
+        path = folder / FOLDER / self._name
         age_s = -1.0 if self._whole_at is None else now - self._whole_at  # Below 0 also when the clock was set back.
         is_whole_due = not 0.0 <= age_s < _THIN_S or path != self._path
         if is_whole_due:
