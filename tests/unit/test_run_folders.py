@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.system.files import kept_files, run_folder
+from tests.support import golden
 from tests.support.asked import asked
 
 FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
@@ -57,13 +59,50 @@ def make(base: Path, run_id: str, made_s: int, *, code: int | None = 0, tag: str
     return folder
 
 
-@pytest.mark.parametrize("text", [FIRST, "20261120", "aa0001", FIRST[:-1]])
-def test_a_run_is_found_by_its_id_or_a_part_that_no_other_has(text: str, base: Path) -> None:
-    make(base, FIRST, 1, code=3)
-    make(base, SECOND, 2)
-    found = find("--wait", text, None)
-    assert (found.run_id, found.name, found.exit_code()) == (FIRST, base / FIRST, 3)
-    assert not found.is_running()
+class User:
+    """Who looks for runs, of which others of this machine may be live. The methods are the steps of a story."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.folder, self._live = folder, list[tuple[str, str, Path | None]]()
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        patch.setattr(run_folders, "_live", lambda **_: iter(self._live))
+
+    def made(self, run_id: str, made_s: str, code: str = "0", tag: str = "", folder: str = "ddplaunch") -> Path:
+        """A run that was made at this time, and goes on if its code is ``-``."""
+        return make(self.folder / folder, run_id, int(made_s), code=None if code == "-" else int(code), tag=tag)
+
+    def live(self, tag: str, run_id: str = "", folder: str = "") -> None:
+        """A launcher is seen, with the folder of the run, or without."""
+        self._live.append((tag, run_id or tag, self.folder / folder / run_id if folder else None))
+
+    def launcher(self, run_id: str, host: str) -> None:
+        """One of several of a run; it goes on."""
+        run_folder.move_into_run(self.made(f"{run_id}.{host}", "1", "-"), run_id, "key", [host])
+
+    def damaged(self, run_id: str) -> None:
+        folder = self.made(run_id, "1")
+        (folder / "run.json").write_text("[1")
+        (folder / "report.json").write_text('{"exit_code": 256}')
+
+    def find(self, text: str = "", folder: str = "") -> None:
+        try:
+            found = find("--wait", text, str(self.folder / folder) if folder else None)
+            is_here = found.launcher_pid == os.getpid()
+            state = "goes on" + " in this process" * is_here if found.is_running() else f"code {found.exit_code()}"
+            of_launchers = f", {found.launchers} launchers" * (found.launchers > 1)
+            told = f"{found.name}: {found.run_id}, {state}{of_launchers}"
+        except LaunchError as error:
+            told = f"error: {error.message} | {error.hint}"
+        self.said.append(told.replace(str(self.folder), "<state>"))
+
+
+def test_which_run_is_found(tmp_path: Path) -> None:
+    def story(text: str) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            return golden.play(User(Path(tempfile.mkdtemp(dir=tmp_path)), patch), text.partition(": ")[2])
+
+    golden.check_pages("found_runs", story)
 
 
 @pytest.fixture
@@ -112,69 +151,6 @@ def test_what_another_user_wrote_does_not_steer_the_terminal(base: Path, tmp_pat
         assert follower.read() == next_
         follower.close()
         (theirs / "console.log").write_bytes(b"a\x1b]0;x\x07\n\xff\n")
-
-
-def test_the_last_run_is_the_one_that_was_started_last(base: Path, tmp_path: Path) -> None:
-    for run_id, made_s in (("b", 3), ("c", 2), ("a", 1)):
-        make(base, run_id, made_s)
-    assert find("--attach", "last", None).run_id == "b"
-    make(tmp_path / "else", "z", 4)
-    assert find("--attach", "last", None).run_id == "b"
-    assert find("--attach", "last", str(tmp_path / "else")).run_id == "z"
-
-
-def test_a_beginning_of_several_ids_is_refused(base: Path) -> None:
-    for number in range(7):
-        make(base, f"job{number}", number)
-    with pytest.raises(UsageError, match=r"--attach job: several runs begin so: job6, .*, job2 and 2 more"):
-        find("--attach", "job", None)
-
-
-def test_of_several_runs_with_one_id_a_live_one_is_meant_else_the_newest(base: Path) -> None:
-    make(base, "job7", 1, code=1, tag="job7.000001")
-    make(base, "job7", 2, code=2, tag="job7.000002")
-    make(base, "job70", 9, code=9)
-    assert find("--wait", "job7", None).exit_code() == 2
-    assert find("--wait", "job7.000001", None).exit_code() == 1
-    live = make(base, "job7", 0, code=None, tag="job7.000003")
-    found = find("--attach", "job7", None)
-    assert found.is_running()
-    assert found.name == live == base / "job7.3"
-    assert found.launcher_pid == os.getpid()
-
-
-def test_a_live_run_is_found_in_any_folder(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make(base, "job70", 1)
-    folder = make(tmp_path / "else", "job7", 1, code=None)
-    live: list[tuple[str, str, Path | None]] = [("job7", "job7", folder), ("none.0a0b0c", "none", None)]
-    monkeypatch.setattr(run_folders, "_live", lambda **_: iter(live))
-    assert find("--attach", "job7", None).name == folder
-    ended = make(tmp_path / "given", "job7", 1)
-    assert find("--attach", "job7", str(ended.parent)).name == ended, "what the user names is meant"
-    for text in ("none", "none.0a0b0c"):
-        with pytest.raises(LaunchError, match="keeps no files"):
-            find("--attach", text, None)
-
-
-def test_of_a_run_with_a_launcher_per_node_the_live_one_of_this_machine_is_taken(base: Path) -> None:
-    folders = [make(base, f"job7.{host}", 1, code=None) for host in ("gpu1", "gpu2")]
-    moved = [run_folder.move_into_run(folder, "job7", "key", [folder.suffix[1:]]) for folder in folders]
-    assert [path.name for path in moved] == ["gpu1", "gpu2"]
-    found = find("--attach", "job7", None)
-    assert (found.name, found.launchers) == (base / "job7" / "gpu1", 2)
-    assert find("--attach", "job7/gpu2", None).name == base / "job7" / "gpu2"
-    for name in ("gpu3", "..", "../..", "gpu1/..", "/etc"):
-        with pytest.raises(UsageError, match="no launcher of this run has this folder"):
-            find("--page", f"job7/{name}", None)
-
-
-def test_an_unknown_run_is_an_error_that_names_the_newest(base: Path) -> None:
-    with pytest.raises(UsageError, match="--wait last: no run of yours with this id"):
-        find("--wait", "last", None)
-    make(base, FIRST, 1)
-    with pytest.raises(UsageError) as error:
-        find("--wait", "other", None)
-    assert FIRST in error.value.hint
 
 
 @pytest.mark.parametrize("host", ["", "elsewhere"])
@@ -230,20 +206,6 @@ def test_a_launcher_on_another_host_is_named_with_what_to_do(
         logs.logs(asked(FIRST, said.append, follow=True))
         assert f"ssh gpu1.site ddplaunch --logs {FIRST} -f" in said[-1]
     assert capfd.readouterr().out.startswith("a line\n")
-
-
-def test_no_run_id_is_an_error(base: Path) -> None:
-    make(base, FIRST, 1)
-    with pytest.raises(UsageError, match="--wait : no run id"):
-        find("--wait", "", None)
-
-
-def test_damaged_files_are_unknown(base: Path) -> None:
-    folder = make(base, FIRST, 1)
-    (folder / "run.json").write_text("[1")
-    (folder / "report.json").write_text('{"exit_code": 256}')
-    with pytest.raises(LaunchError, match="the exit code is not known: its report cannot be read"):
-        find("--wait", FIRST, None).exit_code()
 
 
 def test_lines_that_tell_of_millions_of_workers_are_passed_over() -> None:
