@@ -19,6 +19,7 @@ from ddplaunch.features.hangs.records import (
     ProcessGroup,
     RankEvidence,
 )
+from tests.support import golden
 from tests.support.runs import Finished
 
 NOON_NS = 1_795_358_857_000_000_000
@@ -56,6 +57,41 @@ def evidence(
     record = FlightRecord(groups=known, made=made, since_ns=since_ns) if calls is not None else None
     values = {"host": "gpu0", "silent_s": 60.0, "window_s": 5.0, "collectives_moved": False, **fields}
     return RankEvidence(rank=rank, local_rank=rank, pid=100 + rank, flight_record=record, **values)
+
+
+_WAITS = "done=5, call=6, where='train.py:7 in step'"
+
+
+def rank_of(rank: int, facts: str) -> RankEvidence:
+    """A rank by facts like ``done=2, call=3, cpu_s=5.0``: calls it has finished, the one it is in, and other fields.
+
+    ``waits`` is one in its sixth call, ``call=(1, 'barrier', '1')`` are arguments of ``call``, and ``groups='tp 0 1'``
+    is another group with its ranks. Without calls there is no flight record.
+    """
+    given = golden.keywords(facts.replace("waits,", f"{_WAITS},").replace("waits", _WAITS, facts == "waits"))
+    calls = []
+    if isinstance(before := given.pop("done", None), int):
+        calls = done(before)
+    elif before:
+        calls = [replace(_call_of(before), is_done=True)]
+    calls += [_call_of(given.pop("call"))] if "call" in given else []
+    has_record = before is not None or calls
+    texts = [text.split() for text in given.pop("groups", "").split(", ") if text]
+    groups = {str(number): (name, [*map(int, members)]) for number, (name, *members) in enumerate(texts, 1)}
+    if "pending" in given:
+        given["pending"] = PendingCall(*given["pending"])
+    return evidence(rank, calls if has_record else None, groups, **given)
+
+
+def _call_of(facts: Any) -> CollectiveCall:
+    number, *rest = facts if isinstance(facts, tuple) else (facts,)
+    return call(number, *rest[:3], **({"dtypes": (rest[3],)} if len(rest) > 3 else {}))
+
+
+def ranks_of(text: str) -> list[RankEvidence]:
+    """``0,1 waits / 2 done=5``: ranks, each with its facts."""
+    parts = [part.partition(" ") for part in text.split(" / ")]
+    return [rank_of(int(rank), facts) for ranks, _, facts in parts for rank in ranks.split(",")]
 
 
 def recorded(scenario: str) -> list[RankEvidence]:

@@ -7,19 +7,8 @@ from dataclasses import replace
 
 from ddplaunch.features.gpus.records import GpuReading
 from ddplaunch.features.hangs.rank_state import JobState, is_blocking, job_state, rank_state, spins, works
-from ddplaunch.features.hangs.records import PendingCall, RankEvidence
 from tests.support import golden
-from tests.support.hangs import call, done, evidence
-
-
-def rank(words: str) -> RankEvidence:
-    """``done=2, call=3, cpu_s=5.0``: a rank that has finished two calls, is in the third, and has these values."""
-    given = golden.keywords(words)
-    calls = [*done(given.pop("done", 0)), *([call(given.pop("call"))] if "call" in given else [])]
-    if "pending" in given:
-        given["pending"] = PendingCall(*given["pending"])
-    return evidence(0, calls or None, **given)
-
+from tests.support.hangs import rank_of
 
 RANKS = {
     "still": "",
@@ -36,13 +25,15 @@ RANKS = {
 
 def test_state_of_a_rank() -> None:
     for state, words in RANKS.items():
-        assert rank_state(rank(words)).value == state
-    golden.check_answers("rank_states", lambda words: rank_state(rank(words)).value)
+        assert rank_state(rank_of(0, words)).value == state
+    golden.check_answers("rank_states", lambda words: rank_state(rank_of(0, words)).value)
 
 
 def test_state_of_a_job() -> None:
     assert job_state([]) == JobState.QUIET
-    golden.check_answers("job_states", lambda states: job_state([rank(RANKS[each]) for each in states.split()]).value)
+    golden.check_answers(
+        "job_states", lambda states: job_state([rank_of(0, RANKS[each]) for each in states.split()]).value
+    )
 
 
 def test_functions_that_wait_are_told_from_those_that_run_the_script() -> None:
