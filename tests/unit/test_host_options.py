@@ -9,7 +9,6 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cli.commands import Request
 from ddplaunch.config import LaunchConfig
-from ddplaunch.errors import UsageError
 from tests.support import command_lines, golden
 
 
@@ -43,13 +42,6 @@ def test_a_command_reaches_the_hosts_of_an_allocation_as_a_run_does(monkeypatch:
         return asked.pop().remote.transport
 
     golden.check_answers("transports_of_commands", transport)
-
-
-@pytest.mark.parametrize("place", [("--rdzv-endpoint", "a:1"), ("--master-addr", "a"), ("--standalone",)])
-@pytest.mark.parametrize("named_by", ["--hosts", "--hostfile", pytest.param("--include", marks=pytest.mark.features)])
-def test_hosts_and_another_place_to_meet_exclude_each_other(named_by: str, place: tuple[str, ...]):
-    with pytest.raises(UsageError, match=f"{named_by} and {place[0]} exclude each other"):
-        config(named_by, "a,b", *place)
 
 
 @pytest.mark.features

@@ -13,47 +13,21 @@ from ddplaunch.features.misplaced_options.launcher import MisplacedOptions
 from ddplaunch.features.misplaced_options.script_text import reads_arguments
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.run_result import RunResult
+from tests.support import golden
 from tests.support.configs import launch_config
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exact", "abbreviated"),
-    [
-        ("--nproc-per-node 2 --lr 3", ["--nproc-per-node"], []),
-        ("--nproc_per_node=2 --max-restarts=1 --nproc_per_node=4", ["--nproc_per_node", "--max-restarts"], []),
-        ("--nproc 2 --rdzv --log x", [], ["--nproc", "--rdzv"]),
-        ("-m --lrr --steps --epochs --data-dir", [], []),
-    ],
-)
-def test_options_of_ddplaunch_are_known_among_the_arguments(
-    arguments: str, exact: list[str], abbreviated: list[str]
-) -> None:
-    assert misplaced(arguments.split()) == exact
-    assert misplaced(arguments.split(), abbreviated=True) == exact + abbreviated
+def test_options_of_ddplaunch_are_known_among_the_arguments() -> None:
+    def found(arguments: str) -> str:
+        words = arguments.split()
+        return f"{misplaced(words)}, with abbreviations {misplaced(words, abbreviated=True)}"
+
+    golden.check_answers("misplaced_options", found)
 
 
-@pytest.mark.parametrize(
-    ("text", "may_read"),
-    [
-        ("import os, torch\nimport torch.nn as nn\nfrom torch import distributed\nprint(os.environ['RANK'])", False),
-        ("from __future__ import annotations\nimport numpy as np", False),
-        ("import sys; sys.exit(3)", False),
-        ("print(1)", False),
-        ("import sys; print(sys.argv)", True),
-        ("from sys import argv", True),
-        ("import argparse", True),
-        ("from torch.testing import _internal", True),
-        ("def main():\n    from helpers import run\n    run()", True),
-        ("from . import x", True),
-        ("from transformers import HfArgumentParser", True),
-        ("__import__('mine')", True),
-        ("exec(open('x').read())", True),
-        ("x = = 1", True),
-        ("", True),
-    ],
-)
-def test_only_a_script_that_cannot_know_its_arguments_is_said_to_read_none(text: str, may_read: bool) -> None:
-    assert reads_arguments(text) == may_read
+def test_only_a_script_that_cannot_know_its_arguments_is_said_to_read_none() -> None:
+    assert reads_arguments("")
+    golden.check_answers("scripts_that_read_arguments", reads_arguments)
 
 
 @pytest.fixture

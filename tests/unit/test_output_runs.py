@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
+from typing import Any
 
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.output_runs import check_runs
+from tests.support import golden
 
 DATA = b"a\nb\n"
-WHOLE = Output("n", 0, 0, "stdout", len(DATA), runs=(2, 2))
 
 
-def test_runs_of_whole_lines_are_taken() -> None:
-    check_runs(WHOLE, DATA)
+def test_only_runs_of_whole_lines_are_taken() -> None:
+    """A question is fields of the header."""
+    golden.check_answers("output_runs", lambda text: check_runs(output(len(DATA), **golden.keywords(text)), DATA))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        replace(WHOLE, runs=(2, 3)),
-        replace(WHOLE, runs=(0, 4)),
-        replace(WHOLE, lost_lines=1),
-        replace(WHOLE, goes_on=True),
-    ],
-    ids=["other bytes", "an empty run", "after lost lines", "within a line"],
-)
-def test_other_runs_are_refused(header: Output) -> None:
-    with pytest.raises(ValueError, match="not those of its bytes"):
-        check_runs(header, DATA)
+def output(nbytes: int, **fields: Any) -> Output:
+    return Output("n", 0, 0, "stdout", nbytes, **fields)

@@ -137,38 +137,20 @@ def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
     assert srun.environ_of_srun(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
 
 
-@pytest.mark.parametrize(
-    ("gpus", "nodes", "option"),
-    [
-        ("8", "2", ("--gpus-per-node=4",)),
-        ("a100:8", "4", ("--gpus-per-node=2",)),
-        ("7", "2", ()),  # Not equally many on all nodes.
-        ("a100:4,v100:4", "2", ()),
-        ("", "2", ()),
-        ("8", "", ()),
-        ("8", "0", ()),
-    ],
-)
-def test_a_job_with_a_number_of_gpus_gives_each_step_those_of_its_nodes(gpus: str, nodes: str, option: tuple[str, ...]):
-    assert srun._gpus({"SLURM_GPUS": gpus, "SLURM_JOB_NUM_NODES": nodes}) == option
+def test_a_job_with_a_number_of_gpus_gives_each_step_those_of_its_nodes():
+    """A question is the variables of a job."""
+    golden.check_answers(
+        "gpus_of_steps", lambda question: srun._gpus(dict(word.split("=") for word in question.split()))
+    )
 
 
-@pytest.mark.parametrize(
-    ("local_addr", "interface", "chosen"),
-    [
-        (None, None, ""),
-        ("127.0.0.1", None, "127.0.0.1"),
-        ("192.0.2.1", None, ""),  # Not of this machine: it may be that of a node.
-        (None, "lo", "127.0.0.1"),
-        (None, "none0", ""),
-        ("127.0.0.1", "none0", "127.0.0.1"),
-    ],
-)
-def test_agents_use_an_address_that_the_user_has_chosen_if_it_is_the_launchers(
-    local_addr: str | None, interface: str | None, chosen: str
-):
-    config = LaunchConfig(script="x.py", hosts=(Host("node7"),), local_addr=local_addr, interface=interface)
-    assert call_back.chosen_address(config) == chosen
+def test_agents_use_an_address_that_the_user_has_chosen_if_it_is_the_launchers():
+    def chosen(question: str) -> str:
+        return call_back.chosen_address(
+            LaunchConfig(script="x.py", hosts=(Host("node7"),), **golden.keywords(question))
+        )
+
+    golden.check_answers("chosen_addresses", chosen)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from ddplaunch.launcher import setup
 from ddplaunch.rows import TransportRow, load
 from ddplaunch.transport import transports
 from ddplaunch.transport.handle import Transport, discard_output
+from tests.support import golden
 
 
 @pytest.mark.parametrize("row", transports.TABLE, ids=lambda row: row.name)
@@ -26,17 +27,13 @@ def test_an_unknown_transport_is_refused() -> None:
         setup.transport_for(config, "tag", discard_output, lambda _: None)
 
 
-@pytest.mark.parametrize(
-    ("others", "text"),
-    [
-        ([], "none"),
-        (["ssh"], "ssh"),
-        (["ssh", "srun in a SLURM job"], "ssh, or srun in a SLURM job"),
-        (["ssh", "pods to pods", "srun in a SLURM job"], "ssh, pods to pods, or srun in a SLURM job"),
-    ],
-)
-def test_the_help_names_the_transports_as_a_list(others: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [(name, where) for name, _, where in (other.partition(" ") for other in ["local", *others])]
-    rows = [TransportRow(name=name, class_path="", way="", keeps_warm=False, where=where) for name, where in pairs]
-    monkeypatch.setattr(transports, "TABLE", tuple(rows))
-    assert transports.choice() == text
+def test_the_help_names_the_transports_as_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question is transports, perhaps with where they are chosen."""
+
+    def told(others: str) -> str:
+        pairs = [(name, where) for name, _, where in (other.partition(" ") for other in others.split("; "))]
+        rows = [TransportRow(name=name, class_path="", way="", keeps_warm=False, where=where) for name, where in pairs]
+        monkeypatch.setattr(transports, "TABLE", tuple(rows))
+        return transports.choice()
+
+    golden.check_answers("transports_of_help", told)

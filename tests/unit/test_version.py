@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ddplaunch import version
+from tests.support import golden
 
 
 def git(*words: str, at: Path) -> str:
@@ -71,23 +73,15 @@ def test_a_copy_in_a_repository_of_the_user_is_none_of_its_commits(
     assert version.commit() == ""
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {".git": "gitdir: elsewhere"},
-        {".git/HEAD": ""},
-        {".git/HEAD": "ref: refs/heads/main"},
-        {".git/HEAD": "ref: refs/heads/main", ".git/packed-refs": "# pack-refs\n"},
-        {".git/HEAD": "ref: refs/heads/main", ".git/refs/heads/main": "\x1b[2J"},
-        {".git/HEAD": "ref: refs/heads/main\0"},
-        {".git/HEAD": "é" * 40},
-    ],
-)
-def test_what_is_no_checkout_has_no_commit(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(text.encode("latin-1"))
-    assert commit_of(tmp_path, monkeypatch) == ""
+def test_what_is_no_checkout_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question is files with their texts."""
+
+    def commit(question: str) -> str:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        for file in question.split("; "):
+            name, _, text = file.partition(" = ")
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(text.encode("latin-1"))
+        return commit_of(folder, monkeypatch)
+
+    golden.check_answers("no_checkouts", commit)
