@@ -109,10 +109,6 @@ Thread 0x00007f2 (most recent call first):
   File "/a/third.py", line 9 in wait"""
 
 
-def by_our_signal(signum: int) -> WorkerExit:
-    return ended(1, -signum, error=WorkerError("RuntimeError: Read error", "", NOON), ended_by_stop=True)
-
-
 def attempts(*codes: int, error: WorkerError | None = None) -> tuple[AttemptResult, ...]:
     """The rank that failed is the code, less one."""
     return tuple(
@@ -143,54 +139,16 @@ def collectives(*waits: str) -> RunResult:
     return replace(failed(*exits), attempts=(attempt,))
 
 
-LOST, EARLY = ended(0, 1, error=PEER_LOST), ended(1, 0, time_s=NOON + 0.247)
 EARLY_AND_HUNG = AttemptResult(0, "failed", (stopped(0), ended(1, 0)), 61.5, reason="the job hangs", hung=True)
 PAGES = {
-    "an exception": page(ended(11, 1, error=RAISED), stopped(8), stopped(9), stopped(10)),
-    "an exit code, and the last lines": page(
-        ended(0, 7, tail=("Fatal Python error: Segmentation fault", "", "Thread"))
-    ),
-    "an exit code above 127": page(ended(0, 255)),
-    "SIGSEGV": page(ended(0, -11)),
-    "SIGABRT": page(ended(0, -6)),
-    "SIGKILL": page(ended(0, -9)),
-    "a signal without a name": page(ended(0, -40)),
-    "no output": page(ended(0, 7)),
-    "a message without a traceback": page(
-        ended(0, 1, error=WorkerError("terminate called\nwhat(): x", "", NOON), tail=("bye",))
-    ),
-    "killed for memory": page(ended(0, -9, out_of_memory="yes")),
-    "perhaps killed for memory": page(ended(0, -9, out_of_memory="perhaps")),
-    "later failures and stopped ranks": page(
-        stopped(0),
-        ended(1, 7, time_s=NOON + 2, error=WorkerError("\nRuntimeError: lost\nmore", "", NOON + 2)),
-        stopped(2),
-        ended(3, 1, error=RAISED),
-        first=ended(3, 1, error=RAISED),
-    ),
     "a lost node": failure_page.page(
         replace(collectives("ranks 0-1 waited in all_reduce #3"), first_failure=None),
         error=LaunchError("the agent on node1 was killed by SIGKILL", "Look for who kills.", NODE_LOST),
         is_remote=True,
     ),
-    "ranks that lost a peer": page(
-        ended(0, 1, error=PEER_LOST),
-        ended(1, 1, error=RAISED),
-        *(ended(rank, 1, error=PEER_LOST) for rank in (2, 3)),
-        ended(4, 7),
-        first=ended(1, 1, error=RAISED),
-    ),
-    "only ranks that lost a peer": page(
-        *(ended(rank, 1, error=PEER_LOST) for rank in (0, 1)), first=ended(0, 1, error=PEER_LOST)
-    ),
     "waits in a collective": failure_page.page(
         collectives("rank 2 never joined all_reduce #6", "ranks 0-1 waited\nthere")
     ),
-    "a lost peer, and a rank that ended early": page(LOST, EARLY),
-    "a lost peer, and a rank that ended early elsewhere": page(LOST, ended(11, 0, time_s=NOON - 100)),
-    "a lost peer, and several that ended early": page(LOST, EARLY, ended(2), ended(3)),
-    "an error of its own, and a rank that ended early": page(ended(0, 1, error=RAISED), EARLY),
-    "a lost peer, and stopped ranks": page(LOST, stopped(1), ended(2, 0, stopped=True)),
     "a hang, and a rank that ended early": failure_page.page(failed(attempts=(EARLY_AND_HUNG,))),
     "many ranks": page(
         *[ended(rank, 1 + rank, time_s=NOON + rank) for rank in range(100)], stopped(200), stopped(201), stopped(205)
@@ -198,24 +156,8 @@ PAGES = {
     "ranks that failed alike": page(
         ended(0, 1, error=RAISED), ended(1, 1, error=RAISED, time_s=NOON + 1), *map(lost_peer, range(2, 8))
     ),
-    "ranks that failed with other codes": page(ended(0, 1), ended(1, 7), ended(2, 9)),
     "equal attempts": failure_page.page(failed(ended(0, 3), attempts=attempts(1, 1, 3))),
     "attempts with errors": failure_page.page(failed(ended(2, 1), attempts=attempts(1, 2, 3, error=RAISED))),
-    "a reason without a rank": page(reason="the workers' store on node0 was killed by SIGKILL"),
-    "no attempt": failure_page.page(failed(attempts=(), run_dir=None)),
-    "no files": page(ended(0, 7, log_file=None), run_dir=None),
-    "the report could not be written": failure_page.page(failed(ended(0, 1)), has_report=False),
-    "unkillable processes": page(ended(0, 7), unkillable_pids=(7, 8)),
-    "unreachable hosts": page(ended(0, 7), unreachable_hosts=("gpu1", "gpu2")),
-    "the log of another machine": failure_page.page(failed(ended(3, 1, error=RAISED)), is_remote=True),
-    **{
-        f"ended by our {signal.Signals(signum).name}, {place}": page(*exits)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
-        for place, exits in (
-            ("later", (ended(0, 1, error=RAISED), by_our_signal(signum))),
-            ("first", (by_our_signal(signum), ended(0, 1, error=RAISED))),
-        )
-    },
     "the last line of the user's": raised_at(
         '  File "/a/train.py", line 4, in main\n  File "/v/site-packages/torch/x.py", line 9, in f'
     ),
@@ -228,27 +170,46 @@ PAGES = {
     "an exception of a spawned process": raised_with(IN_SPAWNED),
     "an exception of another process without its end": raised_with("E: Caught E in pin memory thread.\nOriginal Tr"),
     "a crash with its stack": page(ended(0, -11, tail=tuple(CRASH.splitlines()))),
-    "a usage error": page(ended(0, 2, tail=("usage: a.py", "[rank0]: a.py: error: no --lr", "bye"))),
-    "an error before SIGKILL": page(ended(0, -9, tail=("IOError: once",))),
-    "an abort in C++": page(ended(0, -6, tail=("terminate called", "  what():  std::bad_alloc", "Fatal"))),
-    "a time just before the next second": page(ended(0, 1, time_s=NOON + 0.9996)),
     "a hang on one host": hang_page(hung()),
     "a hang on two hosts": hang_page(hung(2)),
     "a hang on other machines": hang_page(hung(2), is_remote=True),
     "a hang without files": hang_page(hung(run_dir=None)),
-    "a script that gives up": page(ended(3, 93, give_up="no\x1bdata", error=RAISED), stopped(2)),
-    "a script that asks for another node": page(ended(9, 88, avoid_node="wrong sums")),
-    "NCCL": failure_page.page(failed(ended(0, 1, error=WorkerError("DistBackendError: NCCL error", "", NOON)))),
-    "SIGKILL in a dry run": failure_page.page(failed(ended(0, -9)), is_dry_run=True),
-    "NCCL in a dry run": failure_page.page(
-        failed(ended(0, 1, error=WorkerError("DistBackendError: NCCL error", "", NOON))), is_dry_run=True
-    ),
 }
 
 
 def test_the_pages() -> None:
     """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
     golden.check("failure_page", PAGES)
+
+
+ERRORS = {"raised": RAISED, "peer lost": PEER_LOST}
+
+
+def exit_of(text: str) -> WorkerExit:
+    """``3 1 error='raised', after_s=2``: rank, exit code, and fields; an error is one of ``ERRORS``, or this text."""
+    rank, code, *rest = text.split(" ", 2)
+    if code == "stopped":
+        return stopped(int(rank))
+    fields = golden.keywords("".join(rest))
+    if said := fields.pop("error", None):
+        fields["error"] = ERRORS.get(said) or WorkerError(said, "", NOON)
+    if "after_s" in fields:
+        fields["time_s"] = NOON + fields.pop("after_s")
+    return ended(int(rank), int(code), **fields)
+
+
+def test_the_pages_of_few_exits() -> None:
+    """A question is a sentence, exits, and fields of the result or arguments of ``page``; ``first`` is a rank."""
+
+    def told(case: str) -> str:
+        parts = case.split(" / ")[1:]
+        exits = [exit_of(part) for part in parts if part[0].isdigit()]
+        given = golden.keywords(" ".join(part for part in parts if not part[0].isdigit()))
+        options = {name: given.pop(name) for name in ("is_remote", "has_report", "is_dry_run") if name in given}
+        first = [each for each in exits if each.rank == given.get("first")]
+        return failure_page.page(failed(*exits, **given | ({"first": first[0]} if first else {})), **options)
+
+    golden.check_pages("failure_pages", told)
 
 
 @pytest.mark.parametrize(
