@@ -64,21 +64,6 @@ OLD, NEW = (
 PLAIN = [replace(each, nccl="", report=replace(each.report, cuda="", gpus=())) for each in nodes(3)]
 FIRST, *OTHERS = nodes(4)
 
-LOOKS: dict[str, dict[str, object]] = {
-    "a slow name service": {"name_s": 5.01},
-    "a slow name service of a node without a name": {"name_s": 5.01, "name": "", "address": "127.0.0.1"},
-    "a slow name service and IPv6": {"name_s": 5.01, "name": "", "address": "fd00::3"},
-    "little shared memory": {"shm_free_bytes": 64 << 20},
-    "no shared memory": {"shm_free_bytes": None},
-    "few open files": {"open_files": (1024, 1024)},
-    "a GPU in use": {"gpu_users": ("GPU 0 in use by pid 7 (python3)",)},
-    "another Python": {"python": "3.12.1"},
-    "another torch": {"torch": "2.12.0"},
-    "torch without CUDA": {"cuda": ""},
-    "fewer GPUs": {"gpus": ("H200",) * 7},
-    "other GPUs": {"gpus": ("H100",) * 8},
-}
-
 
 def _importing(*places: tuple[Any, ...]) -> list[CheckedNode]:
     """Nodes that import torch: where it lies, and the times."""
@@ -89,7 +74,6 @@ def _importing(*places: tuple[Any, ...]) -> list[CheckedNode]:
 CASES = {
     "equal nodes": nodes(8),
     "columns that nobody has, and a late clock": [*PLAIN[:2], replace(PLAIN[2], clock_s=-2.5)],
-    **{name: nodes(3, **look) for name, look in LOOKS.items()},
     "wrong everywhere": [node(number, shm_free_bytes=0) for number in range(1, 9)],
     "a wrong clock": [replace(node(1), clock_s=1.5)],
     "a clock that may be wrong": [replace(node(1), clock_s=1.5, clock_error_s=0.6)],
@@ -128,6 +112,11 @@ def told(checked: list[CheckedNode]) -> str:
 
 def test_the_page() -> None:
     golden.check("check", {name: told(checked) for name, checked in CASES.items()})
+
+
+def test_a_node_that_differs_from_two_others() -> None:
+    """A question is a sentence, and what is unlike the others."""
+    golden.check_pages("odd_nodes", lambda case: told(nodes(3, **golden.keywords(case.partition(": ")[2]))))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 17])

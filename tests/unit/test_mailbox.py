@@ -17,13 +17,6 @@ from ddplaunch.system.signals import SENT_TO_RUNS, SignalReceived, post_signals
 from tests.support.processes import wait_until
 
 
-def test_events_come_in_the_order_they_were_posted() -> None:
-    mailbox: Mailbox[str] = Mailbox()
-    for text in "abc":
-        mailbox.post(text)
-    assert [mailbox.get(0.0), mailbox.get(), mailbox.get(time.monotonic() + 60)] == ["a", "b", "c"]
-
-
 def test_events_of_one_kind_are_taken_before_the_others_which_stay_in_order() -> None:
     mailbox: Mailbox[object] = Mailbox()
     for event in (1, "a", 2, 3, "b"):

@@ -46,14 +46,6 @@ def test_a_node_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.gpus_missing == "this node has no GPU of NVIDIA"
 
 
-@pytest.mark.usefixtures("gpus")
-def test_a_silent_source_leaves_the_other() -> None:
-    with fake_ras(behaviour="silent") as server:
-        found = gather("node1", server.address, None, 2.0)
-    assert (found.ras, len(found.gpus)) == ("", 1)
-    assert "does not answer" in found.ras_missing
-
-
 def test_sources_that_block_for_ever_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(node_evidence, "ask_ras", lambda *_: ("", str(ended.wait())))

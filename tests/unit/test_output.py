@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import re
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.agent.launcher_channel import Outbox
 from ddplaunch.agent.workers import pump as pumping
-from ddplaunch.agent.workers.output import LineBuffer, LogFile, Stream, matching
+from ddplaunch.agent.workers.output import LineBuffer, LogFile, Stream
 from ddplaunch.agent.workers.pump import Pump
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, Pong
@@ -105,11 +104,6 @@ def test_an_unfinished_line_is_due_when_it_is_quiet_or_has_grown_for_long(monkey
     last = buffer.deadline()
     assert last is not None
     assert last <= 101.0, "dots that never stop are shown all the same"
-
-
-def test_the_filter_takes_whole_lines_with_a_needle_and_puts_the_prefix_before_them() -> None:
-    found = matching(b"step\nloss 1\r\nrate 2\xff\n", (b"loss", b"\xff"), b"[a0]:")
-    assert found == b"[a0]:loss 1\n[a0]:rate 2\xff\n"
 
 
 # A stream.
@@ -359,23 +353,6 @@ def test_a_launcher_that_is_gone_ends_all_waiting(launcher: Launcher) -> None:
 
 
 # Pumps.
-
-
-def test_a_pump_that_is_behind_gets_the_time_to_finish() -> None:
-    received = io.BytesIO()
-
-    def slowly(_header: Output, data: bytes) -> bool:
-        time.sleep(0.05)  # A busy machine or disk.
-        received.write(data)
-        return True
-
-    reader, writer = output_pipe()
-    pump = Pump({reader: stream(slowly)}, "test")
-    text = b"x" * 1023 + b"\n"
-    threading.Thread(target=lambda: (os.write(writer, text * 1000), os.close(writer))).start()
-    wait_until(lambda: received.tell())
-    assert pump.join(time.monotonic(), time.monotonic())
-    assert received.getvalue() == text * 1000
 
 
 def test_last_lines_that_the_launcher_takes_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import ddplaunch
 from ddplaunch import LaunchConfig, UsageError, launch
 from ddplaunch.cli import python_api
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.config import Streams
 from ddplaunch.errors import NODE_LOST, JobFailed, LaunchError
 from ddplaunch.features.functions import FunctionCall, target
 from ddplaunch.features.functions import launcher as values
@@ -25,7 +24,7 @@ from ddplaunch.features.functions import worker as function
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.run_result import FunctionResult, RunResult
-from tests.support import golden
+from tests.support import command_lines, golden
 
 
 def test_all_names_of_the_api_exist():
@@ -47,34 +46,16 @@ def config(monkeypatch: pytest.MonkeyPatch, target: Any, *args: Any, **options: 
 
 
 def test_keywords_are_the_options_of_the_command(monkeypatch: pytest.MonkeyPatch):
+    """A question is a script, its arguments, and keywords. Variables for options do not count."""
     monkeypatch.setenv("PET_MAX_RESTARTS", "9")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    made = config(
-        monkeypatch,
-        Path("train.py"),
-        ["--lr", 1e-3],
-        nproc_per_node=4,
-        nnodes="1:2",
-        rdzv_id="job7",
-        rdzv_backend="c10d",
-        rdzv_endpoint="node1:29500",
-        rdzv_conf={"join_timeout": 5},
-        redirects=3,
-        local_ranks_filter=(0, 2),
-        virtual_local_rank=True,
-        gpus=None,
-        module=False,
-        export={"MY_NAME": "x"},
-        shutdown_timeout=5,
-    )
-    assert (made.script, made.script_args, made.entry) == ("train.py", ("--lr", "0.001"), "script")
-    assert (made.workers.nproc_per_node, made.workers.virtual_local_rank, made.max_restarts) == (4, True, 0)
-    assert (made.min_nodes, made.max_nodes, made.run_id, made.slurm_job) == (1, 2, "job7", None)
-    assert made.rendezvous
-    assert (made.rendezvous.port, made.rendezvous.join_timeout_s) == (29500, 5.0)
-    assert (made.output.redirects, made.output.show_local_ranks) == (Streams(3), frozenset({0, 2}))
-    assert dict(made.remote.environ)["MY_NAME"] == "x"
-    assert made.timeouts.shutdown_timeout_s == 5.0
+
+    def made(question: str) -> str:
+        given = golden.keywords(question)
+        return command_lines.changes(config(monkeypatch, Path(given.pop("script")), given.pop("args"), **given))
+
+    golden.check_answers("keywords", made)
+    assert dict(config(monkeypatch, "x.py", export={"MY_NAME": "x"}).remote.environ)["MY_NAME"] == "x"
 
 
 def test_a_scheduler_is_read_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -28,23 +28,10 @@ def test_groups_of_a_large_job_are_short() -> None:
     golden.check_answers("folded_ranks", folded)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x",
-        "1,",
-        "-1",
-        "3-1",
-        "0-9/0",
-        " 1",
-        "1-2-3",
-        "\u0661",
-        "99999999",
-        "9" * 5000,
-        f"0-{MAX_RANKS}",
-        "0-9,0-131071",
-    ],
-)
+OTHERS = ("x", "1,", "-1", "3-1", "0-9/0", " 1", "1-2-3", "\u0661", "99999999", "9" * 5000)
+
+
+@pytest.mark.parametrize("text", [*OTHERS, f"0-{MAX_RANKS}", "0-9,0-131071"])
 def test_another_text_is_no_record(text: str) -> None:
     line = wire.encode(ProcessGroup("0", "", text))
     with pytest.raises(wire.ProtocolError, match="is not at most 131072 ranks"):

@@ -108,14 +108,6 @@ marked_output.mark_streams()
 """
 
 
-def test_what_a_program_alternates_is_shown_as_it_was_written(shown_of: ShownOf) -> None:
-    program = """
-for number in range(10_000):
-    print("line", number, file=(sys.stdout, sys.stderr)[number % 3 % 2])
-"""
-    assert shown_of(program).split("\n")[:-1] == [f"line {number}" for number in range(10_000)]
-
-
 def test_a_mark_that_a_terminal_has_only_begun_waits_for_its_end(tmp_path: Path) -> None:
     """The writer has lost the CPU within it."""
     whole, (reader, writer) = mark(7), worker_terminal.open_pair()
