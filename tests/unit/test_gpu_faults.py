@@ -17,6 +17,7 @@ from ddplaunch.features.health import gpu_faults
 from ddplaunch.features.health.gpu_faults import GpuFaults, await_free_memory
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.protocol.results import HealthFinding, WorkerExit
+from tests.support import golden
 from tests.support.configs import agent_spec
 
 GPUS = tuple(
@@ -26,98 +27,72 @@ GPUS = tuple(
 FAILED = WorkerExit(0, 0, "gpu3", 100, 1, stopped=False, time_s=0.0, duration_s=1.0)
 
 
-@pytest.fixture
-def sent() -> list[object]:
-    return []
+class Faults:
+    """A node of two GPUs, of which the only worker uses the second one. The methods are the steps of a story."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, first: str) -> None:
+        """``first``: what the driver says of the second GPU at the start."""
+        patch.setattr(reader.GpuReader, "start", lambda _: None)
+        self.said: list[str] = []
+        self._patch, self._spec = patch, agent_spec(one_launcher_leads=True)
+        self._gpus = GpusOfJob(self._spec, self._tell)
+        self._gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
+        self._faults = GpuFaults(self._gpus, self._spec, self._tell)
+        self._hear(GpusRead(gpus=(GPUS[0], replace(GPUS[1], **golden.keywords(first)))))
+
+    def _tell(self, record: object) -> None:
+        if isinstance(record, HealthFinding):
+            self.said.append(f"{record.rule}, local ranks {record.local_ranks} {record.uuid}: {record.text}")
+
+    def _hear(self, answer: GpusRead | GpuEvent) -> None:
+        """As the agent does with an answer of the driver."""
+        if isinstance(answer, GpusRead):
+            self._gpus.on_event(answer)
+        self._faults.on_answer(answer)
+
+    def xid(self, number: str) -> None:
+        self._hear(GpuEvent(index=1, uuid="GPU-1", kind="xid", xid=int(number)))
+
+    def lost(self) -> None:
+        """NVML tells only the index of a GPU that it has lost; the job has chosen its GPU by UUID."""
+        self._hear(GpusRead(gpus=(GPUS[0], GpuReading(index=1, error="GPU is lost"))))
+
+    def ports(self, *states: str) -> None:
+        ports = tuple(IbPort(name=f"mlx5_{number}:1", state=state) for number, state in enumerate(states))
+        self._hear(GpusRead(gpus=GPUS, ports=ports))
+
+    def begins(self) -> None:
+        """No answer has come until the workers start."""
+        self._faults = GpuFaults(self._gpus, self._spec, self._tell)
+
+    def no_nvml(self) -> None:
+        self._hear(GpusRead(missing="NVML has not answered"))
+
+    def logged(self) -> None:
+        """By the kernel: errors of both GPUs."""
+        found = (("0000:10:00", 48), ("0000:11:00", 79))
+        self._patch.setattr(gpu_faults.gpu_events, "recent_xids", lambda _: found)
+
+    def later(self) -> None:
+        """So much that what was is no cause of what is."""
+        now = gpu_faults.time.monotonic() + 60 + self._spec.timeouts.shutdown_timeout_s + 1
+        self._patch.setattr(gpu_faults.time, "monotonic", lambda: now)
+
+    def fails(self) -> None:
+        """The worker does."""
+        (exit_,) = self._faults.blame((FAILED,), lambda *_: True)
+        self.said.append(f"because of {exit_.hardware or 'itself'}")
 
 
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch, sent: list[object]) -> GpuFaults:
-    """A node of two GPUs, of which the only worker uses the second one."""
-    monkeypatch.setattr(reader.GpuReader, "start", lambda _: None)
-    return of_job(sent, GPUS)
+def test_which_faults_are_told_and_blamed() -> None:
+    """A story is a sentence, what the driver says of the GPU at the start, and steps."""
 
+    def story(text: str) -> str:
+        _, first, steps = text.split(": ")
+        with pytest.MonkeyPatch.context() as patch:
+            return golden.play(Faults(patch, first), steps)
 
-def of_job(sent: list[object], first: tuple[GpuReading, ...]) -> GpuFaults:
-    spec = agent_spec(one_launcher_leads=True)
-    gpus = GpusOfJob(spec, sent.append)
-    gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
-    faults = GpuFaults(gpus, spec, sent.append)
-    hear(faults, GpusRead(gpus=first))
-    return faults
-
-
-def hear(faults: GpuFaults, answer: GpusRead | GpuEvent) -> None:
-    """As the agent does with an answer of the driver."""
-    if isinstance(answer, GpusRead):
-        faults.gpus.on_event(answer)
-    faults.on_answer(answer)
-
-
-def blamed(faults: GpuFaults) -> str:
-    return faults.blame((FAILED,), lambda *_: True)[0].hardware
-
-
-def xid(number: int, index: int = 1) -> GpuEvent:
-    return GpuEvent(index=index, uuid=f"GPU-{index}", kind="xid", xid=number)
-
-
-def test_a_fault_is_told_once_a_minute_and_blamed(faults: GpuFaults, sent: list[object]) -> None:
-    hear(faults, xid(79))
-    hear(faults, xid(79))
-    (found,) = sent
-    assert isinstance(found, HealthFinding)
-    assert found.local_ranks == (0,)
-    assert blamed(faults) == "Xid 79, GPU 1 (GPU-1) has fallen off the bus"
-
-
-def test_an_old_fault_is_no_cause(faults: GpuFaults, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear(faults, xid(79))
-    later = gpu_faults.time.monotonic() + 60 + faults._spec.timeouts.shutdown_timeout_s + 1
-    monkeypatch.setattr(gpu_faults.time, "monotonic", lambda: later)
-    assert blamed(faults) == ""
-
-
-def test_a_gpu_that_is_lost_keeps_its_uuid(faults: GpuFaults, sent: list[object]) -> None:
-    """NVML tells only the index of a GPU that it has lost; the job has chosen its GPU by UUID."""
-    hear(faults, GpusRead(gpus=(GPUS[0], GpuReading(index=1, error="GPU is lost"))))
-    (found,) = sent
-    assert isinstance(found, HealthFinding)
-    assert (found.rule, found.uuid) == ("lost", "GPU-1")
-    assert blamed(faults) == "GPU 1 (GPU-1): the driver cannot use it: GPU is lost"
-
-
-def test_what_refused_a_gpu_at_the_start_explains_a_failure(faults: GpuFaults, sent: list[object]) -> None:
-    """With --health warn the job has started all the same."""
-    sick = of_job(sent, (GPUS[0], replace(GPUS[1], is_remap_failed=True, uncorrected_errors=3)))
-    assert blamed(sick) == "GPU 1 (GPU-1): a row of its memory could not be remapped"
-    worn = of_job(sent, (GPUS[0], replace(GPUS[1], uncorrected_errors=3)))
-    assert blamed(worn) == "", "the GPU was like that before"
-
-
-def test_each_port_is_told(faults: GpuFaults, sent: list[object]) -> None:
-    ports = tuple(IbPort(name=f"mlx5_{number}:1", state="ACTIVE") for number in (0, 1))
-    hear(faults, GpusRead(gpus=GPUS, ports=ports))
-    for _ in range(2):
-        hear(faults, GpusRead(gpus=GPUS, ports=tuple(replace(port, state="DOWN") for port in ports)))
-    told = [finding.text for finding in sent if isinstance(finding, HealthFinding)]
-    assert [text.partition(": ")[0] for text in told] == ["mlx5_0:1", "mlx5_1:1"]
-
-
-def test_a_port_that_is_down_at_the_start_is_told_after_a_late_answer(faults: GpuFaults, sent: list[object]) -> None:
-    late = GpuFaults(faults.gpus, faults._spec, sent.append)
-    up = [IbPort(name=f"mlx5_{number}:1", state="ACTIVE") for number in range(3)]
-    hear(late, GpusRead(missing="NVML has not answered"))
-    hear(late, GpusRead(ports=(*up, IbPort(name="mlx5_3:1", state="DOWN"))))
-    assert "ib-down" in {finding.rule for finding in sent if isinstance(finding, HealthFinding)}
-
-
-def test_without_nvml_the_kernels_log_is_read(faults: GpuFaults, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged = (("0000:10:00", 48), ("0000:11:00", 79))
-    monkeypatch.setattr(gpu_faults.gpu_events, "recent_xids", lambda _: logged)
-    assert blamed(faults) == "", "NVML has answered"
-    hear(faults, GpusRead(missing="NVML has not answered"))
-    assert blamed(faults) == "Xid 79, GPU 1 (GPU-1) has fallen off the bus"
+    golden.check_pages("gpu_faults", story)
 
 
 # Between attempts: the wait for free memory ends when it is free, when its time is over, or when nobody answers. Time
