@@ -29,6 +29,8 @@ class FakeHandle:
     def send(self, record: object) -> None:
         self.sent.append(record)
 
+    def wake(self) -> None: ...
+
     def kill(self) -> None:
         self.is_killed = True
 
@@ -54,6 +56,8 @@ class FakeTransport:
         return FakeHandle()
 
     def start_together(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def unexplained(result: AttemptResult, _evidence: object) -> AttemptResult:

@@ -167,10 +167,6 @@ def test_at_the_end_of_the_run_waiting_clients_are_told(tmp_path: Path) -> None:
         assert read(client) == RequestRefused("the run ends")
 
 
-def test_without_a_folder_there_is_no_socket() -> None:
-    Control(run_services(LaunchConfig(script="x.py"))).on_loop_ended()
-
-
 def test_a_folder_that_takes_no_socket_is_said_with_verbose_only(tmp_path: Path) -> None:
     (tmp_path / SOCKET).write_text("taken")
     shown: list[tuple[str, int]] = []

@@ -57,16 +57,6 @@ def answering(worker: socket.socket, *answers: bytes) -> threading.Thread:
     return thread
 
 
-def test_answers_come_by_pid(examiner: Examiner) -> None:
-    with connected(examiner) as worker:
-        thread = answering(worker, packed(b"record", cpu_s=0.5), packed(b""))
-        answers = examiner.ask([OWN, 1], worker_records.STATUS)
-        assert (answers[OWN].cpu_s, answers[OWN].record) == (0.5, b"record")
-        assert set(answers) == {OWN}
-        assert examiner.ask([OWN], worker_records.STATUS)[OWN].record == b""
-        thread.join(10)
-
-
 def test_a_large_answer_arrives_whole(examiner: Examiner) -> None:
     record = os.urandom(5 << 20)
     with connected(examiner) as worker:
@@ -92,13 +82,6 @@ def test_a_worker_that_owes_an_answer_delays_no_later_question(examiner: Examine
         began = time.monotonic()
         assert examiner.ask([OWN], worker_records.STATUS, timeout_s=60) == {}
         assert time.monotonic() - began < 30
-
-
-def test_a_worker_that_has_ended_gives_no_answer(examiner: Examiner) -> None:
-    with connected(examiner):
-        pass
-    assert examiner.ask([OWN], worker_records.STATUS) == {}
-    assert not examiner.is_connected(OWN)
 
 
 @pytest.mark.parametrize("answer", [packed(b"", nbytes=worker_records.MAX_PART_BYTES + 1), b"{}\n", b"[1\n"])

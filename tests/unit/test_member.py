@@ -26,7 +26,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
-from tests.support.configs import a_round, rendezvous_config
+from tests.support.configs import rendezvous_config
 from tests.support.memory_store import MemoryStore
 from tests.support.processes import wait_until
 
@@ -110,9 +110,6 @@ def post(store: MemoryStore, record: object) -> None:
     store.set(f"{PREFIX}/in/{store.add(f'{PREFIX}/in/count', 1)}", wire.encode(record).decode())
 
 
-ELSEWHERE = a_round(nnodes=2, world_size=2, master_addr="6.6.6.6")
-
-
 @pytest.mark.parametrize("secret", ["", CONFIG.secret])
 def test_a_node_that_dies_before_it_writes_what_it_has_announced_stops_nobody(
     make_nodes: Callable[..., list[Node]], secret: str
@@ -122,15 +119,6 @@ def test_a_node_that_dies_before_it_writes_what_it_has_announced_stops_nobody(
     store.add(f"{PREFIX}/in/count", 1)
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
     assert not any(isinstance(record, RecordsRejected) for node in nodes for record in node.received)
-
-
-def test_a_stranger_sends_no_workers_to_a_store_of_his_own(make_nodes: Callable[..., list[Node]]):
-    store = MemoryStore()
-    for index in range(2):
-        store.set(f"{PREFIX}/to/{index}/1", wire.encode(RoundFormed(ELSEWHERE)).decode())
-    nodes = make_nodes(store)
-    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
-    assert [node.wait_for(RecordsRejected) for node in nodes] == [RecordsRejected(1)] * 2
 
 
 @pytest.mark.parametrize("text", ["no record", '["NodeReady", {"node_index": "x"}]', "", "x" * 100_000])

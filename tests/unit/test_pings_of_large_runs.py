@@ -28,7 +28,6 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import launch, pings, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
@@ -48,16 +47,13 @@ from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.signals import SignalReceived
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, WithData
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, NodeFacts, WithData
 from tests.support.configs import launch_config
 from tests.support.fake_agents import FakeHandle, FakeTransport
 from tests.support.hangs import call, done, evidence
 from tests.support.processes import wait_until
 
 NODES = 256
-_FACTS = remote_start.read_facts(
-    remote_start.FACTS_PREFIX + b'{"pid": 1, "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}'
-)
 
 
 def known(rank: int) -> RankEvidence:
@@ -79,7 +75,7 @@ class Agent(FakeHandle):
         self.index, self.pings, self.has_sent_logs = index, 0, False
         self.orders = list[StopWorkers]()
         self.post = lambda event: post(FromNode(index, event))
-        self.post(AgentConnected(_FACTS))
+        self.post(AgentConnected(NodeFacts(torch="2.13")))
 
     def send(self, record: object) -> None:
         match record:
@@ -99,9 +95,6 @@ class Agent(FakeHandle):
                 self.post(LogsSent(0))
                 self.post(ChannelClosed())
 
-    def close(self, _timeout_s: float = 5.0) -> int:
-        return 0
-
 
 class Cluster(FakeTransport):
     """All agents of a run."""
@@ -114,8 +107,6 @@ class Cluster(FakeTransport):
     def start(self, index: int) -> Agent:
         self.agents.append(Agent(index, self._post))
         return self.agents[-1]
-
-    def close(self) -> None: ...
 
     def have_pings(self, counts: list[int]) -> bool:
         return all(agent.pings >= count for agent, count in zip(self.agents, counts, strict=True))

@@ -16,7 +16,6 @@ import pytest
 from ddplaunch.errors import UsageError
 from ddplaunch.system.files import run_folder
 from tests.support import golden
-from tests.support.processes import own_descriptors
 
 ROOT = Path(run_folder.__file__).parents[2]
 
@@ -180,13 +179,6 @@ def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
     assert {path.parent.name for path in paths[::2]} | {path.parent.name for path in paths[1::2]} == {"job7", "job7.2"}
     assert len({path.parent for path in paths[::2]}) == len({path.parent for path in paths[1::2]}) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"job7", "job7.2"}
-
-
-def test_a_lock_is_given_up_with_the_run(tmp_path: Path) -> None:
-    before = own_descriptors()
-    with run_folder.released(run_folder.create(tmp_path, "run")):
-        assert len(own_descriptors() - before) == 1
-    assert own_descriptors() <= before
 
 
 def test_a_folder_that_was_moved_is_found_by_its_lock_and_a_deleted_one_is_not(tmp_path: Path) -> None:

@@ -43,11 +43,6 @@ class StoppableHandle(FakeHandle):
         super().__init__()
         self._post = post
 
-    def wake(self) -> None: ...
-
-    def close(self, timeout_s: float | None = None) -> int:  # type: ignore[override]
-        return 0
-
     def send(self, record: object) -> None:
         super().send(record)
         if isinstance(record, StopWorkers):
@@ -70,8 +65,6 @@ class CountingTransport(FakeTransport):
         if self.started in self._at:
             self._post(self._at[self.started])
         return StoppableHandle(lambda event: self._post(FromNode(index, event)))
-
-    def close(self) -> None: ...
 
 
 def started_until(at: dict[int, object], monkeypatch: pytest.MonkeyPatch) -> tuple[int, Run]:

@@ -20,7 +20,7 @@ from ddplaunch.features.remote.io_thread import IoThread
 from ddplaunch.features.ssh import config, keys, sockets
 from ddplaunch.features.ssh.config import ConfigError, ConnectFailed, parse_jumps, resolve, selected_algorithms
 from ddplaunch.features.ssh.connections import LoginLimiter
-from ddplaunch.features.ssh.keys import KeyRing, OncePerKey
+from ddplaunch.features.ssh.keys import KeyRing
 from ddplaunch.features.ssh.known_hosts import KnownHosts
 from ddplaunch.features.ssh.session import connect
 from tests.support import golden
@@ -108,29 +108,6 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
         resolve(Host("gpu1"), RemoteConfig(config=str(tmp_path / "config")))
     with pytest.raises(ConfigError, match="--ssh-identity"):
         resolve(Host("gpu1"), RemoteConfig(identity=str(tmp_path / "key")))
-
-
-def test_a_shared_value_is_made_once_and_so_is_its_failure():
-    made: list[int] = []
-    shared: OncePerKey[int] = OncePerKey(is_good=lambda value: value > 1)
-
-    def make() -> int:
-        made.append(1)
-        return len(made)
-
-    assert shared.get("a", make) == 1
-    assert shared.get("a", make) == 2  # 1 was not good any more.
-    assert shared.get("a", make) == 2
-
-    def fail() -> int:
-        made.append(1)
-        raise ConnectFailed("TCP", "no")
-
-    before = len(made)
-    for _ in range(3):
-        with pytest.raises(ConnectFailed):
-            shared.get("b", fail)
-    assert len(made) == before + 1
 
 
 def test_the_gate_lets_in_fewer_when_servers_hang_up_and_more_again_when_all_is_well():
