@@ -119,37 +119,6 @@ def test_a_stream_kept_off_the_console_still_has_its_file_and_its_tail(tmp_path:
     assert len(it.tail) == 16 << 10
 
 
-def test_lines_that_were_refused_are_counted_in_front_of_the_next() -> None:
-    received = Received()
-    it = stream(received)
-    write(it, b"a\n")
-    received.refuses = True
-    write(it, b"b\nc\n")
-    write(it, b"d")
-    it.flush_partial()
-    received.refuses = False
-    write(it, b"e\n")
-    received.refuses = True
-    write(it, b"f\n")
-    it.close()
-    assert [(header.lost_lines, data) for header, data in received.items] == [(0, b"a\n"), (3, b"e\n"), (1, b"")]
-
-
-def test_a_line_whose_newline_comes_late_counts_once() -> None:
-    """``print`` of ``python -u`` writes a line and its newline by two calls."""
-    received = Received()
-    it = stream(received)
-    for _ in range(2):
-        received.refuses = True
-        for piece in (b"a", b"\nb", b"\n", b"\n"):
-            write(it, piece)
-            it.flush_partial()
-        received.refuses = False
-        write(it, b"shown")
-        it.flush_partial()
-    assert [(header.lost_lines, data) for header, data in received.items] == [(3, b"shown"), (3, b"shown")]
-
-
 def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early(tmp_path: Path) -> None:
     path, received = tmp_path / "filtered_stdout.log", Received()
     it = Stream(HEADER, received, None, (b"loss",), LogFile(path, pytest.fail), b"[default1]:")
@@ -162,32 +131,57 @@ def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early
     assert path.read_bytes() == b"[default1]:loss 1\n[default1]:last loss\n"
 
 
-def both_streams(received: Received) -> tuple[Stream, Stream]:
-    return stream(received), Stream(replace(HEADER, stream="stderr"), received, None)
+class Streams:
+    """Both streams of a worker, as a pump shows them. The methods are the steps of a story.
+
+    Pieces are ``out:a|err:b``, with a backslash and n for a line end.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self._received = Received()
+        self._streams = {
+            "out": stream(self._received),
+            "err": Stream(replace(HEADER, stream="stderr"), self._received, None),
+        }
+
+    def _tell(self) -> None:
+        """Fields of the header that are not as usual, and the bytes."""
+        for header, data in self._received.items:
+            facts = {"lost_lines": header.lost_lines, "goes_on": header.goes_on, "runs": header.runs}
+            told = "".join(f", {name} {value}" for name, value in facts.items() if value)
+            self.said.append(f"{header.stream} {data.decode()!r}{told}")
+        self._received.items.clear()
+
+    def write(self, pieces: str) -> None:
+        """One piece after the other."""
+        for piece in pieces.split("|"):
+            self.read(piece)
+
+    def read(self, pieces: str) -> None:
+        """All at one look of the pump."""
+        named = (piece.partition(":") for piece in pieces.split("|"))
+        pumping._show([(self._streams[name], text.replace("\\n", "\n").encode()) for name, _, text in named])
+        self._tell()
+
+    def quiet(self) -> None:
+        """So long that the unfinished line of stdout is shown."""
+        self._streams["out"].flush_partial()
+        self._tell()
+
+    def refuse(self) -> None:
+        self._received.refuses = True
+
+    def take(self) -> None:
+        self._received.refuses = False
+
+    def close(self) -> None:
+        self._streams["out"].close()
+        self._tell()
 
 
-def test_lines_of_both_streams_that_were_refused_are_counted_by_stream() -> None:
-    received = Received()
-    out, err = both_streams(received)
-    received.refuses = True
-    pumping._show([(out, b"a\nb\n"), (err, b"c\n"), (out, b"d\n")])
-    received.refuses = False
-    pumping._show([(err, b"e\n"), (out, b"f\n")])
-    assert [(header.lost_lines, data) for header, data in received.items] == [(1, b"e\n"), (3, b"f\n")]
-
-
-def test_what_goes_on_within_a_line_is_shown_alone() -> None:
-    received = Received()
-    out, err = both_streams(received)
-    out.show(b"begun")
-    pumping._show([(err, b"a\n"), (out, b", ended\n")])
-    pumping._show([(out, b"b\n"), (err, b"c\n")])
-    assert [(header.goes_on, header.runs, data) for header, data in received.items] == [
-        (False, (), b"begun"),
-        (False, (), b"a\n"),
-        (True, (), b", ended\n"),
-        (False, (2, 2), b"b\nc\n"),
-    ]
+def test_what_the_launcher_gets_and_what_it_has_refused_is_counted() -> None:
+    golden.check_pages("shown_streams", lambda story: golden.play(Streams(), story.partition(": ")[2]))
 
 
 # Log files.
