@@ -18,10 +18,8 @@ from ddplaunch.features.hangs.node_evidence import ask_ras, gather, own_address
 from ddplaunch.features.hangs.records import NodeEvidence
 from ddplaunch.protocol import wire
 from ddplaunch.system import devices
-from tests.support.fake_ras import HEALTHY_TEXT, Behaviour, as_json, fake_ras, rank
+from tests.support.fake_ras import JSON, TEXT, Behaviour, fake_ras
 
-STATUS = as_json([rank(0)])
-TWO_RANKS = as_json([rank(0), rank(1)])
 GPU = GpuReading(index=3, name="H100", utilization=100, memory_utilization=0, power_w=120.5, power_limit_w=700.0)
 
 
@@ -33,9 +31,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_both_sources_are_in_one_record_that_arrives() -> None:
-    with fake_ras(json=STATUS) as server:
+    with fake_ras() as server:
         found = gather("node1", server.address, None, 6.0)
-    assert found == NodeEvidence(host="node1", ras=STATUS, gpus=(GPU,))
+    assert found == NodeEvidence(host="node1", ras=JSON, gpus=(GPU,))
     assert wire.decode(wire.encode(found), (NodeEvidence,)) == found
 
 
@@ -58,7 +56,7 @@ def test_sources_that_block_for_ever_are_left_behind(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_cut_is_marked() -> None:
-    with fake_ras(json=STATUS, behaviour="huge") as server, pytest.MonkeyPatch.context() as patch:
+    with fake_ras(behaviour="huge") as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(node_evidence, "MAX_RAS_CHARS", 1000)
         found = gather("node1", server.address, None, 6.0)
     assert (len(found.ras), found.ras_missing) == (1000, "the answer of NCCL's RAS is cut")
@@ -68,14 +66,14 @@ def test_what_is_cut_is_marked() -> None:
 
 
 def test_a_new_version_answers_in_json() -> None:
-    with fake_ras(json=TWO_RANKS) as server:
-        assert ask_ras(server.address, 10.0) == (TWO_RANKS, "")
+    with fake_ras() as server:
+        assert ask_ras(server.address, 10.0) == (JSON, "")
         assert server.commands == ["CLIENT PROTOCOL 2", "TIMEOUT 3", "SET FORMAT json", "VERBOSE STATUS"]
 
 
 def test_an_old_version_answers_in_text() -> None:
     with fake_ras(knows_json=False) as server:
-        assert ask_ras(server.address, 10.0) == (HEALTHY_TEXT, "")
+        assert ask_ras(server.address, 10.0) == (TEXT, "")
 
 
 def test_where_nobody_listens_the_reason_says_so() -> None:
@@ -104,13 +102,13 @@ def test_a_server_without_an_answer_is_a_reason_in_time(behaviour: Behaviour, re
 
 
 def test_a_suspended_process_is_passed_over() -> None:
-    with fake_ras(json=TWO_RANKS, silent_connections=2) as server:
-        assert ask_ras(server.address, 10.0) == (TWO_RANKS, "")
+    with fake_ras(silent_connections=2) as server:
+        assert ask_ras(server.address, 10.0) == (JSON, "")
 
 
 def test_an_answer_that_is_cut_is_kept_and_marked() -> None:
-    with fake_ras(json=TWO_RANKS, behaviour="cut") as server:
-        assert ask_ras(server.address, 10.0) == (TWO_RANKS[: len(TWO_RANKS) // 2], "")
+    with fake_ras(behaviour="cut") as server:
+        assert ask_ras(server.address, 10.0) == (JSON[: len(JSON) // 2], "")
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "localhost:", "localhost:x", ":1", "h:0", "h:65536", "\x1b:1"])
