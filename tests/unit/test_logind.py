@@ -28,11 +28,7 @@ def said(root: Path, cgroup: str, **files: str) -> str:
     return detached.ends_at_logout(root)
 
 
-CONF, PART, HIDDEN = (
-    "etc/systemd/logind.conf",
-    "etc/systemd/logind.conf.d/5.conf",
-    "usr/lib/systemd/logind.conf.d/5.conf",
-)
+CONF = "etc/systemd/logind.conf"
 YES = "[Login]\n KillUserProcesses = yes\n"
 
 

@@ -219,33 +219,6 @@ def test_the_page_is_the_users_alone_and_replaced_whole(tmp_path: Path):
 # Text of workers.
 
 
-def test_no_text_of_a_worker_becomes_markup(tmp_path: Path):
-    run_folders.write(tmp_path, message=EVIL, lines=5)
-    report = json.loads((tmp_path / "report.json").read_text())
-    report["first_failure"]["tail"] = [EVIL, "x" * 1_000_000, "\x1b]0;title\x07after"]
-    report["attempts"][1]["reason"] = EVIL
-    report["hosts"][0]["host"] = report["versions"]["torch"] = EVIL
-    (tmp_path / "report.json").write_text(json.dumps(report))
-    (tmp_path / "report.txt").write_bytes(EVIL.encode() + b"\xff\xfe")
-    (tmp_path / "hang.txt").write_text(EVIL * 10_000)
-    started = json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps({**started, "command": [EVIL], "cwd": EVIL}))
-    with (tmp_path / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"t": NOW, "event": "node_lost", "host": EVIL, "text": EVIL}) + "\n")
-    rows = (tmp_path / "samples" / "node_0.jsonl").read_text().replace('"gpu1"', json.dumps(EVIL), 1)
-    rows = rows.replace('"thermal slowdown (hardware)"', json.dumps(EVIL))
-    (tmp_path / "samples" / "node_0.jsonl").write_text(rows)
-    text = render.page(tmp_path, NOW)
-    page = Parsed(text)
-    assert "<img src=x" in page.words  # Also as the reason of lowered clocks.
-    assert len(page.all("script")) == 2
-    assert not page.all("img")
-    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
-    assert "alert(1)" in page.words
-    assert not {"\x00", "\x1b", "\u202e"} & set(text)
-    assert len(text) < render.MAX_BYTES
-
-
 def everywhere(body: Any, evil: str, keep: frozenset[str], key: str = "") -> Any:
     """``body`` of JSON with ``evil`` in place of each text, except those at the keys ``keep``."""
     if isinstance(body, dict):
@@ -255,17 +228,24 @@ def everywhere(body: Any, evil: str, keep: frozenset[str], key: str = "") -> Any
     return evil if isinstance(body, str) and key not in keep else body
 
 
-def test_each_text_in_the_files_of_a_run_is_escaped(tmp_path: Path):
+@pytest.mark.parametrize("evil", ["\"'><img src=x onerror=x>", EVIL], ids=["short", "long"])  # Some texts are cut.
+def test_no_text_of_a_run_becomes_markup(evil: str, tmp_path: Path):
     words = frozenset({"outcome", "start", "end", "node_leaves", "severity", "event", "run_id"})  # Or it is not read.
-    short = "\"'><img src=x onerror=x>"  # Some texts are cut after 64 characters.
     run_folders.with_logs(tmp_path)
     for name in ("report.json", "run.json", "events.jsonl", "samples/node_0.jsonl"):
         rows = map(json.loads, (tmp_path / name).read_text().splitlines())
-        (tmp_path / name).write_text("".join(f"{json.dumps(everywhere(row, short, words))}\n" for row in rows))
+        (tmp_path / name).write_text("".join(f"{json.dumps(everywhere(row, evil, words))}\n" for row in rows))
+    for name in ("report.txt", "hang.txt", "console.log"):
+        (tmp_path / name).write_bytes(evil.encode() * 10_000 + b"\xff\xfe")
     text = render.page(tmp_path, NOW)
+    page = Parsed(text)
+    assert page.words.count("<img src=x") > 40
     assert "<img" not in text
-    assert Parsed(text).words.count("<img src=x onerror=x>") > 40
     assert "cannot be read" not in text
+    assert len(page.all("script")) == 2
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    assert not {"\x00", "\x1b", "\u202e"} & set(text)
+    assert len(text) < render.MAX_BYTES
 
 
 def test_long_texts_are_cut_until_the_page_is_small_enough(tmp_path: Path):
@@ -367,11 +347,6 @@ def test_the_story_of_thousands_of_failed_ranks_is_told_in_time(tmp_path: Path):
 
 
 # Damaged folders.
-
-
-def cut(source: Path, target: Path, name: str, size: int) -> None:
-    shutil.copytree(source, target, dirs_exist_ok=True)
-    os.truncate(target / name, size)
 
 
 FILES = ("run.json", "report.json", "events.jsonl", "samples/node_0.jsonl")

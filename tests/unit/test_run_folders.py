@@ -28,7 +28,7 @@ from ddplaunch.system.files import kept_files, run_folder
 from tests.support import golden
 from tests.support.asked import asked
 
-FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
+FIRST = "20261120-193012-aa0001"
 
 
 @pytest.fixture(autouse=True)
