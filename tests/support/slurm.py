@@ -189,31 +189,7 @@ def _is_ours(line: str) -> bool:
     return bool(re.match(r"(\S*/)?(slurmd|slurmstepd)\b", line))
 
 
-_CONF = """
-ClusterName=lab
-SlurmctldHost=lab({address})
-SlurmUser=root
-AuthInfo=socket={munge}/socket
-StateSaveLocation={state}/state
-SlurmdSpoolDir={state}/%n
-SlurmctldPidFile={state}/slurmctld.pid
-SlurmdPidFile={state}/%n.pid
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-ReturnToService=2
-SrunPortRange=60001-61000
-TreeWidth={tree_width}
-KillWait=20
-UnkillableStepTimeout=10
-{nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
+_CONF = Path(__file__).with_name("slurm.conf").read_text()
 
 _CGROUP_CONF = """
 CgroupPlugin=cgroup/v1

@@ -36,26 +36,7 @@ def reader(request, monkeypatch):
         pytest.skip("no ssh")
 
 
-CONFIG = """
-Host gpu*
-  HostName %h.cluster
-  User worker
-  Port 2200
-  IdentityFile ~/keys/%r
-  ProxyJump me@[fd00::1]:2222,second
-  UserKnownHostsFile /k/one /k/two
-  GlobalKnownHostsFile none
-  HostKeyAlias cluster
-  StrictHostKeyChecking accept-new
-  IdentityAgent none
-  IdentitiesOnly yes
-  Ciphers aes256-ctr,aes128-ctr
-  KexAlgorithms ecdh-sha2-nistp256
-Host proxied
-  ProxyCommand nc %h %p %% %r
-  User someone
-  IdentityFile none
-"""
+CONFIG = (Path(__file__).parent / "data" / "ssh_config").read_text()
 
 
 @pytest.mark.usefixtures("reader")
