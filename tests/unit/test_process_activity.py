@@ -152,4 +152,4 @@ def test_what_is_received_counts() -> None:
 
 
 def test_a_process_that_is_gone_has_no_connection() -> None:
-    assert process_activity.connections_of(1 << 22, {1: process_activity.Connection(1)}) == {}
+    assert process_activity.connections_of(1 << 22, {1: (1, "")}) == {}

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,6 @@ from ddplaunch.features.debug.records import (
     SessionOutput,
     TypeKeys,
 )
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import ControlRequest, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.control import LeaveTerminal, RequestRefused
@@ -60,7 +58,6 @@ _TIMEOUTS = (
 )
 
 
-@dataclass
 class _Session:
     """A rank that has stopped in a debugger.
 
@@ -69,11 +66,10 @@ class _Session:
         hidden: what it has shown while another rank had the terminal.
     """
 
-    index: int
-    opened: SessionOpened
-    is_running: bool = False
-    had_terminal: bool = False
-    hidden: bytearray = field(default_factory=bytearray)
+    def __init__(self, index: int, opened: SessionOpened) -> None:
+        self.index, self.opened = index, opened
+        self.is_running = self.had_terminal = False
+        self.hidden = bytearray()
 
     @property
     def order(self) -> tuple[bool, int]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.workers.exit_details import read_error_file
 from ddplaunch.features.hangs import flight_record, process_activity, stack_dumps, worker_records
 from ddplaunch.features.hangs.examiner import ANSWER_S, MAX_NAME, Answer, Examiner
-from ddplaunch.features.hangs.process_activity import Connection, ProcessActivity
+from ddplaunch.features.hangs.process_activity import Connections, ProcessActivity
 from ddplaunch.features.hangs.rank_state import BUSY_CPU_SHARE
 from ddplaunch.features.hangs.records import MAX_STACK_CHARS, MAX_UNANSWERED, FlightRecord, PendingCall, RankEvidence
 from ddplaunch.late_dataclass import dataclass
@@ -111,7 +111,7 @@ def _still_holds(sample: Sample) -> bool:
 def _sample(
     examiner: Examiner,
     pid: int,
-    connections: dict[int, Connection],
+    connections: Connections,
     status: Answer | None,
     answer: Answer | None,
     kept: Sample | None,

@@ -14,7 +14,6 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import field
-from typing import NamedTuple
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs
@@ -98,7 +97,7 @@ class ProcessActivity:
         return max(used, key=used.__getitem__) if any(value > 0 for value in used.values()) else None
 
 
-def read(pid: int, connections: dict[int, Connection]) -> ProcessActivity:
+def read(pid: int, connections: Connections) -> ProcessActivity:
     """The activity of ``pid`` and its descendants. ``connections``: ``tcp_connections()``, {} if none matters."""
     tree = (pid, *descendants(pid))
     own = {inode: found for each in tree for inode, found in connections_of(each, connections).items()}
@@ -109,8 +108,8 @@ def read(pid: int, connections: dict[int, Connection]) -> ProcessActivity:
         io_bytes={each: _io_bytes(each) for each in tree},
         run_queue_wait_s=_run_queue_wait_s(pid),
         is_ready=procfs.stat(pid)[procfs.STATE : procfs.STATE + 1] == [b"R"],
-        tcp_bytes={inode: found.transferred for inode, found in own.items()},
-        unanswered=tuple(sorted({found.unanswered for found in own.values() if found.unanswered})),
+        tcp_bytes={inode: transferred for inode, (transferred, _) in own.items()},
+        unanswered=tuple(sorted({address for _, address in own.values() if address})),
     )
 
 
@@ -155,28 +154,23 @@ def waits_for_input(pid: int) -> bool:
     return fields[:2] == [str(_READ_CALLS.get(os.uname().machine, -1)).encode(), b"0x0"]
 
 
-class Connection(NamedTuple):
-    """One TCP connection.
+Connections = dict[int, tuple[int, str]]
+"""TCP connections by the inodes of their sockets.
 
-    Attributes:
-        transferred: bytes sent and received since it was connected.
-        unanswered: address of the peer if it does not acknowledge what is sent again and again; empty otherwise.
-    """
-
-    transferred: int
-    unanswered: str = ""
+Of each the bytes sent and received since it was connected; and the address of the peer if it does not acknowledge what
+is sent again and again, otherwise empty."""
 
 
-def tcp_connections() -> dict[int, Connection]:
+def tcp_connections() -> Connections:
     """The connection of each socket, by its inode."""
-    found: dict[int, Connection] = {}
+    found: Connections = {}
     with contextlib.suppress(OSError, struct.error):
         for family in (socket.AF_INET, socket.AF_INET6):
             found.update(_dump(family))
     return found
 
 
-def connections_of(pid: int, connections: dict[int, Connection]) -> dict[int, Connection]:
+def connections_of(pid: int, connections: Connections) -> Connections:
     """Of the ``connections``, those that the process has open."""
     inodes = set()
     with contextlib.suppress(OSError):
@@ -185,7 +179,7 @@ def connections_of(pid: int, connections: dict[int, Connection]) -> dict[int, Co
     return {inode: connections[inode] for inode in inodes & connections.keys()}
 
 
-def _dump(family: int) -> Iterator[tuple[int, Connection]]:
+def _dump(family: int) -> Iterator[tuple[int, tuple[int, str]]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(_LIMIT_S)
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _CONNECTED_STATES)
@@ -195,8 +189,8 @@ def _dump(family: int) -> Iterator[tuple[int, Connection]]:
             for kind, body in _messages(kernel.recv(1 << 18)):
                 if kind in (_DONE, _ERROR):
                     return
-                connection = Connection(_transferred(body[_MESSAGE_SIZE:]), _unanswered(body))
-                yield struct.unpack_from("=I", body, _INODE_AT)[0], connection
+                inode = struct.unpack_from("=I", body, _INODE_AT)[0]
+                yield inode, (_transferred(body[_MESSAGE_SIZE:]), _unanswered(body))
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -8,7 +8,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 
 from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.rank_state import RankState, is_blocking, rank_state
@@ -25,22 +25,20 @@ _OTHER_SIZES = ("all_to_all", "alltoall", "gather", "scatter", "coalesced")
 _OTHER_SIZES_ENDS = ("_v", "_v_single", "_coalesced")
 
 
-@dataclass(eq=False)
 class Group:
     """A process group and its collectives.
 
     Attributes:
-        name, description, ranks: as in ``ProcessGroup``.
+        name, description, ranks: those of ``group``.
         by_rank: the calls of each rank that has a flight record, by number. The numbers of all ranks mean the same.
             Ranks with equal calls share the dictionary.
         shifts: what was added to the numbers of a rank for that.
     """
 
-    name: str
-    description: str
-    ranks: tuple[int, ...]
-    by_rank: dict[int, dict[int, CollectiveCall]] = field(default_factory=dict)
-    shifts: dict[int, int] = field(default_factory=dict)
+    def __init__(self, group: ProcessGroup) -> None:
+        self.name, self.description, self.ranks = group.name, group.description, group.ranks
+        self.by_rank: dict[int, dict[int, CollectiveCall]] = {}
+        self.shifts: dict[int, int] = {}
 
     def last_number(self, rank: int) -> int:
         """Number of the newest call of ``rank``; 0 if there is none."""
@@ -90,7 +88,7 @@ class Groups:
             return next(same_name, None) or self._intern(replace(group, members=self._all_ranks), rank)
         key = group.name, group.members
         if key not in self._found:
-            self._found[key] = Group(group.name, group.description, group.ranks)
+            self._found[key] = Group(group)
         return self._found[key]
 
     def _add_calls(self, evidence: RankEvidence) -> None:

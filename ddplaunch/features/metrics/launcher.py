@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ddplaunch.errors import Level
 from ddplaunch.features.usage.quantities import BY_NAME, Quantity
 from ddplaunch.features.usage.records import UsageSample, UsageSampled, UsageStarted
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
@@ -115,7 +113,6 @@ def of_run(state: RunState, numbers: Mapping[str, float], version: str = __versi
         yield f"ddplaunch_run_{name}", {}, value
 
 
-@dataclass
 class NodeMetrics:
     """Of one node: its newest sample, and totals since the run began.
 
@@ -123,16 +120,16 @@ class NodeMetrics:
         totals: by metric and row: the position of a worker, 0 for the node.
     """
 
-    index: int
-    host: str
-    started: UsageStarted
-    newest: UsageSample | None = None
-    totals: dict[tuple[str, int], float] = field(default_factory=dict)
+    def __init__(self, index: int, host: str, started: UsageStarted) -> None:
+        self.started = started
+        self._labels = {"host": host, "node": str(index)}
+        self._newest: UsageSample | None = None
+        self.totals: dict[tuple[str, int], float] = {}
 
     def add(self, samples: Sequence[UsageSample]) -> None:
         """Samples of the newest attempt."""
         for sample in samples:
-            self.newest = sample
+            self._newest = sample
             for metric, quantity in _SAMPLED:
                 for row, rate in enumerate(sample.values.get(quantity.name, ()) if metric.kind == "counter" else ()):
                     if rate is not None:
@@ -143,11 +140,11 @@ class NodeMetrics:
         workers, gpus = self._labels_of_workers(), self._labels_of_gpus()
         for found in (self._sampled({"n": [{}], "w": workers, "g": gpus}), self._others(workers, gpus)):
             for name, own, value in found:
-                yield name, {"host": self.host, "node": str(self.index), **own}, value
+                yield name, {**self._labels, **own}, value
 
     def _sampled(self, labels: Mapping[str, Sequence[Labels]]) -> Iterator[Value]:
         for metric, quantity in _SAMPLED:
-            now = self.newest.values.get(quantity.name, ()) if self.newest else ()
+            now = self._newest.values.get(quantity.name, ()) if self._newest else ()
             for row, own in enumerate(labels[quantity.part]):
                 if metric.kind == "counter":
                     value = self.totals.get((metric.name, row))
@@ -172,7 +169,7 @@ class NodeMetrics:
     def _others(self, workers: Sequence[Labels], gpus: Sequence[Labels]) -> Iterator[Value]:
         """What the samples do not say as a number."""
         yield "ddplaunch_node_memory_bytes", {}, self.started.memory_bytes
-        sample = self.newest
+        sample = self._newest
         for row, own in enumerate(workers):
             runs = sample is None or _at(sample.values.get("w.rss", ()), row) is not None
             yield "ddplaunch_worker_running", own, int(runs)
@@ -240,10 +237,11 @@ class MetricsWatch(Watch):
             case AttemptEnded(result=result) if result.restart_follows:
                 self._restarts.add(result.attempt)
             case UsageStarted():
-                before = self._of_node.get(index)
-                totals = before.totals if before and before.started.ranks == event.ranks else {}
                 host = self._participants.nodes.all[index].host
-                self._of_node[index] = NodeMetrics(index, host, event, totals=totals)
+                before = self._of_node.get(index)
+                self._of_node[index] = NodeMetrics(index, host, event)
+                if before and before.started.ranks == event.ranks:
+                    self._of_node[index].totals = before.totals
             case UsageSampled(attempt=attempt, samples=samples):
                 node = self._of_node.get(index)
                 if node and node.started.attempt == attempt:

@@ -11,7 +11,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, add, by_reason
@@ -23,6 +22,8 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import median
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddplaunch.features.page.story import Span
 
 _MAX_OUTLIERS = 3
@@ -169,7 +170,6 @@ def _is_value(value: object) -> bool:
     return type(value) in (int, float) and -_HUGE < value < _HUGE  # type: ignore[operator]
 
 
-@dataclass
 class _Node:
     """One file: what it is about, and its sums by quantity.
 
@@ -178,14 +178,13 @@ class _Node:
         damaged: lines that could not be read.
     """
 
-    file: Path
-    host: str
-    ranks: list[int] = field(default_factory=list)
-    gpus: list[int] = field(default_factory=list)
-    sums: dict[str, _Sums] = field(default_factory=dict)
-    clocks: NodeClocks = field(default_factory=dict)
-    has_moved: bool = False
-    damaged: int = 0
+    def __init__(self, file: Path) -> None:
+        self.file, self.host = file, file.stem
+        self.ranks: list[int] = []
+        self.gpus: list[int] = []
+        self.sums: dict[str, _Sums] = {}
+        self.clocks: NodeClocks = {}
+        self.has_moved, self.damaged = False, 0
 
     def name(self, quantity: Quantity, column: int) -> str:
         """What a column of this quantity is about."""
@@ -238,7 +237,7 @@ def _one_of_each_step(whole: Span, steps: int) -> Callable[[bytes], bool]:
 
 
 def _node(file: Path, whole: Span, steps: int, *, reads_all: bool = True) -> _Node:
-    node, samples = _Node(file, file.stem), 0
+    node, samples = _Node(file), 0
     for body in run_json.lines(file, is_wanted=None if reads_all else _one_of_each_step(whole, steps)):
         if body is None:
             node.damaged += 1
