@@ -21,7 +21,7 @@ from ddplaunch.features.page import charts, reading, render, usage
 from ddplaunch.features.page.charts import strip, ticks
 from ddplaunch.features.page.make import make
 from ddplaunch.features.page.reading import block, line
-from ddplaunch.features.page.story import Span, story, time_uses
+from ddplaunch.features.page.story import Span, Story, story, time_uses
 from tests.support import golden, run_folders
 
 NOW = run_folders.START + 4000
@@ -119,7 +119,7 @@ def test_the_bars_of_ranks_end_as_they_did(folder: Path):
 
 def test_where_the_time_went():
     whole, attempts = Span(0, 100), [Span(30, 60), Span(70, 95)]
-    found = time_uses(whole, 10, 15.0, attempts, [Span(40, 45), Span(58, 64)])
+    found = time_uses(Story(whole, 10, 15.0, attempts, [Span(40, 45), Span(58, 64)], {}, []))
     assert found == {
         "connect": 10,
         "import": 15,
@@ -133,7 +133,7 @@ def test_where_the_time_went():
 
 
 def test_a_run_that_never_started_a_worker_was_all_start():
-    assert [*time_uses(Span(0, 10), 4.0, 0.0, [], [])] == ["connect", "rendezvous"]
+    assert [*time_uses(Story(Span(0, 10), 4.0, 0.0, [], [], {}, []))] == ["connect", "rendezvous"]
 
 
 def test_ticks_are_round_and_few():

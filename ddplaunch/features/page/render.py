@@ -261,9 +261,8 @@ def _node_count(told: Story) -> str:
 
 
 def _time_uses(told: Story) -> list[dict[str, Any]]:
-    found = time_uses(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
     x, rows = 0.0, []
-    for name, length_s in found.items():
+    for name, length_s in time_uses(told).items():
         share = min(1.0, length_s / (told.whole.length or 1.0))
         length = f"{length_s:.1f} s" if length_s < 60 else duration(length_s)
         place = {"x": round(x, 3), "width": round(share * 100, 3)}

@@ -319,18 +319,13 @@ USES = {
 }
 
 
-def time_uses(
-    whole: Span, ready_s: float | None, import_s: float, attempts: list[Span], quiet: list[Span]
-) -> dict[str, float]:
-    """Seconds of the uses that took any time.
-
-    ``ready_s``: when the last agent was ready; ``attempts``: when all workers of each ran; ``quiet``: when none did
-    anything that can be seen.
-    """
+def time_uses(told: Story) -> dict[str, float]:
+    """Seconds of the uses that took any time."""
+    whole, attempts = told.whole, told.attempts
     first = attempts[0].start if attempts else whole.end
-    ready = min(max(whole.start, ready_s if ready_s is not None else whole.start), first)
-    imported = min(import_s, first - ready)
-    silent = sum(attempt.common(each) for attempt in attempts for each in quiet)
+    ready = min(max(whole.start, told.ready_s if told.ready_s is not None else whole.start), first)
+    imported = min(told.import_s, first - ready)
+    silent = sum(attempt.common(each) for attempt in attempts for each in told.quiet)
     lengths = {
         "connect": ready - whole.start,
         "import": imported,
