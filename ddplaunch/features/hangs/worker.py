@@ -3,10 +3,10 @@
 Writes Python stacks at a signal, and answers questions about process groups and torch's flight record.
 
 Runs in the worker, in one thread that starts when the script creates its first process group, and waits in a system
-call ever after: it costs nothing until the agent asks. Only ``keep_record`` runs in the main thread. A thread is needed
-because a main thread that waits in a collective runs neither Python code nor Python's signal handlers. Must not load a
-module in that thread, since the main thread may hold the import lock, nor before the script, whose folder may have a
-module of that name: the imports within functions find what torch has loaded.
+call ever after: it costs nothing until the agent asks. Only ``FailureRecord`` acts in the main thread. A thread is
+needed because a main thread that waits in a collective runs neither Python code nor Python's signal handlers. Must not
+load a module in that thread, since the main thread may hold the import lock, nor before the script, whose folder may
+have a module of that name: the imports within functions find what torch has loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +36,31 @@ _pid = _main_thread = 0
 """The process that may start the thread: a child that the script forks is not a worker."""
 
 
-class Responder(WorkerPart):
+class FailureRecord(WorkerPart):
     """Leaves the record of a worker that fails."""
 
     def on_error(self, error: BaseException, folder: str) -> None:
-        """As ``WorkerPart.on_error``."""
-        keep_record(error, folder)
+        """If ``error`` says that a peer is gone or has not come, write what the agent would ask to ``RECORD_FILE``.
+
+        At the end of the script: the agent cannot ask a worker that has ended. Takes up to 0.2 s where the flight
+        record is full. Never raises.
+        """
+        c10d = sys.modules.get(_C10D)
+        if not folder or c10d is None or os.getpid() != _pid:
+            return
+        with contextlib.suppress(Exception):
+            from ddplaunch.protocol import first_failure
+            from ddplaunch.system.files import kept_files
+
+            if not first_failure.is_peer_loss(f"{type(error).__name__}: {error}"):
+                return
+            import json
+
+            groups, pending = _groups(c10d), _pending(c10d, _frames_of_error(error))
+            record = _flight_record(is_whole=True) or b"null"
+            facts = json.dumps({worker_records.GROUPS: groups, worker_records.PENDING: pending}).encode()
+            data = facts[:-1] + f', "{worker_records.FLIGHT_RECORD}": '.encode() + record + b"}\n"
+            kept_files.write_whole(os.path.join(folder, worker_records.RECORD_FILE), data)
 
 
 def part(text: str) -> WorkerPart:
@@ -52,7 +71,7 @@ def part(text: str) -> WorkerPart:
     stacks_file, _, socket_name = text.partition(" ")
     _register_stack_dump(stacks_file)
     prepare(socket_name)
-    return Responder()
+    return FailureRecord()
 
 
 def _register_stack_dump(stacks_file: str) -> None:
@@ -181,30 +200,6 @@ def _pending(c10d: Any, frames: Iterable[FrameType]) -> dict[str, Any] | None:
     group = c10d._world.pg_names.get(arguments.get("group"), "")
     peer = next((arguments[name] for name in ("dst", "src") if isinstance(arguments.get(name), int)), None)
     return {"function": found.f_code.co_name, "peer": peer, "group": group}
-
-
-def keep_record(error: BaseException, folder: str) -> None:
-    """If ``error`` says that a peer is gone or has not come, write what the agent would ask to ``RECORD_FILE``.
-
-    In the main thread, at the end of the script: the agent cannot ask a worker that has ended. Takes up to 0.2 s where
-    the flight record is full. Never raises.
-    """
-    c10d = sys.modules.get(_C10D)
-    if not folder or c10d is None or os.getpid() != _pid:
-        return
-    with contextlib.suppress(Exception):
-        from ddplaunch.protocol import first_failure
-        from ddplaunch.system.files import kept_files
-
-        if not first_failure.is_peer_loss(f"{type(error).__name__}: {error}"):
-            return
-        import json
-
-        groups, pending = _groups(c10d), _pending(c10d, _frames_of_error(error))
-        record = _flight_record(is_whole=True) or b"null"
-        facts = json.dumps({worker_records.GROUPS: groups, worker_records.PENDING: pending}).encode()
-        data = facts[:-1] + f', "{worker_records.FLIGHT_RECORD}": '.encode() + record + b"}\n"
-        kept_files.write_whole(os.path.join(folder, worker_records.RECORD_FILE), data)
 
 
 def _frames_of_error(error: BaseException) -> list[FrameType]:
