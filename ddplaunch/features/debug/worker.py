@@ -80,24 +80,22 @@ def prepare(socket_name: str, worker: int, stops: bool) -> None:
     """
     global _socket_name, _worker, _stops
     _socket_name, _worker, _stops = socket_name, worker, stops
-    worker_patches.after_import("pdb", _patch_pdb)
+    worker_patches.after_import("pdb", lambda pdb: _patch_debugger(pdb.Pdb))
     worker_patches.after_import("pudb.debugger", _patch_pudb)
     worker_patches.after_import("IPython.terminal.debugger", _patch_ipython)
     worker_patches.after_import("IPython.terminal.interactiveshell", _patch_ipython_shell)
     worker_patches.after_import("multiprocessing.spawn", _patch_spawn)
 
 
-def _patch_pdb(pdb: ModuleType) -> None:
-    pdb.Pdb.set_trace = _noting(pdb.Pdb.set_trace)
-    pdb.Pdb.interaction = _on_terminal(pdb.Pdb.interaction)
-    pdb.Pdb.set_continue = _continuing(pdb.Pdb.set_continue)
+def _patch_debugger(debugger: Any) -> None:
+    debugger.set_trace = _noting(debugger.set_trace)
+    debugger.interaction = _on_terminal(debugger.interaction)
+    debugger.set_continue = _continuing(debugger.set_continue)
 
 
 def _patch_pudb(pudb: ModuleType) -> None:
     pudb.Debugger.__init__ = _made_on_terminal(pudb.Debugger.__init__)
-    pudb.Debugger.set_trace = _noting(pudb.Debugger.set_trace)
-    pudb.Debugger.interaction = _on_terminal(pudb.Debugger.interaction)
-    pudb.Debugger.set_continue = _continuing(pudb.Debugger.set_continue)
+    _patch_debugger(pudb.Debugger)
 
 
 def _patch_ipython(ipython: ModuleType) -> None:
