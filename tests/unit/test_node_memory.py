@@ -88,7 +88,7 @@ class User:
         node_memory.list_all(asked("", self._tell))
 
     def forget(self, hosts: str) -> None:
-        node_memory.forget_hosts(None if hosts == "all" else parse_hosts(hosts), self._tell)
+        node_memory.forget(asked(hosts, self._tell))
 
 
 def test_what_is_remembered_of_hosts_and_how_later_runs_use_them(
@@ -148,7 +148,7 @@ def test_a_folder_that_takes_no_file_changes_nothing_but_a_message(path: Path) -
     assert levels == [Level.VERBOSE]
     assert "cannot be read: Not a directory" in notices(node_memory.prepare(config_of("gpu[1-2]", 1)))[0]
     with pytest.raises(LaunchError, match=r"nodes\.json cannot be written"):
-        node_memory.forget_hosts(None, lambda _: None)
+        node_memory.forget(asked("all"))
 
 
 def test_a_user_without_a_home_has_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_user_without_a_home_has_no_memory(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_host_is_forgotten_by_the_name_that_was_shown(host: str) -> None:
     (text,) = remember(result_of(host, "run1", hardware=FALLEN))
     said: list[str] = []
-    node_memory.forget_hosts(parse_hosts(text.split("'")[1]), said.append)
+    node_memory.forget(asked(text.split("'")[1], said.append))
     assert said[0].startswith("forgotten: 1 event of ")
 
 

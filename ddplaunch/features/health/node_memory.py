@@ -230,17 +230,12 @@ def _row(event: NodeEvent, suspects: Collection[str]) -> tuple[str, ...]:
 
 
 def forget(request: Request) -> None:
-    """``--forget``: forget what is known of some hosts, or of all."""
-    text = request.value
-    forget_hosts(None if text == ALL else parse_hosts(text, "--forget"), request.report)
-
-
-def forget_hosts(hosts: Sequence[Host] | None, report: Callable[[str], None]) -> None:
-    """Forget all events of these hosts, None: of all; ``report`` tells how many.
+    """``--forget``: forget what is known of some hosts, or of all, and tell how much that was.
 
     Raises:
         LaunchError: the file cannot be written.
     """
+    hosts = None if request.value == ALL else parse_hosts(request.value, "--forget")
     dropped: list[NodeEvent] = []
 
     def without(events: list[NodeEvent]) -> list[NodeEvent]:
@@ -255,7 +250,8 @@ def forget_hosts(hosts: Sequence[Host] | None, report: Callable[[str], None]) ->
         raise LaunchError(f"nodes.json cannot be written: {error.strerror or error}") from None
     names = quote(fold(event.host for event in dropped), 1000)
     named = "any node" if hosts is None else quote(fold(host.name for host in hosts), 1000)
-    report(f"forgotten: {plural(len(dropped), 'event')} of {names}" if dropped else f"nothing is known about {named}")
+    done = f"forgotten: {plural(len(dropped), 'event')} of {names}" if dropped else f"nothing is known about {named}"
+    request.report(done)
 
 
 def _display_name(host: Host) -> str:
