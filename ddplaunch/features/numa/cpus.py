@@ -71,10 +71,8 @@ def cpus_for(
         sysroot: mount point of sysfs.
 
     Raises:
-        ValueError: the worker has no GPU, sysfs lacks the data, or no CPU remains for the worker.
+        ValueError: sysfs lacks the data, or no CPU remains for the worker.
     """
-    if local_rank >= len(pci_addresses):
-        raise ValueError(f"--numa-binding {mode}: local rank {local_rank} has no GPU")
     sys = Path(sysroot)
     nodes = [_node_of(address, sys) for address in pci_addresses]
     node = nodes[local_rank]
