@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ _LATE_S = 0.2
 _MAX_CONNECTIONS = 4096
 MAX_NAME = 100
 _MAX_CPU_S = float(1 << 30)
-_NOT_YET = object()
 
 
 @dataclass(frozen=True)
@@ -67,18 +66,14 @@ class _Connection:
         self._received = bytearray()
         self._facts: dict[str, object] | None = None
 
-    def ask(self, request: bytes) -> bool:
-        """Send a request, unless an earlier one is not answered yet. False if the worker has ended."""
+    def ask(self, request: bytes) -> None:
+        """Send a request, unless an earlier one is not answered yet. Raises OSError: the worker has ended."""
         if not self.request:
-            try:
-                self.socket.send(request, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except OSError:
-                return False
+            self.socket.send(request, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             self.request = request
-        return True
 
-    def take(self) -> Answer | None:
-        """The answer, once it is complete.
+    def take(self, request: bytes) -> Answer | None:
+        """The answer to ``request``, once it is complete; after a late one to another request, ask again.
 
         Raises:
             OSError: the worker has ended, or its answer is invalid or too long.
@@ -99,10 +94,13 @@ class _Connection:
             raise OSError("too long")
         if len(self._received) < nbytes:
             return None
-        answer = Answer(self._facts, bytes(self._received[:nbytes]))
+        answer, answered = Answer(self._facts, bytes(self._received[:nbytes])), self.request
         self._received.clear()
         self._facts, self.request = None, b""
-        return answer
+        if answered == request:
+            return answer
+        self.ask(request)
+        return None
 
 
 def _facts(line: bytearray) -> dict[str, object]:
@@ -174,33 +172,30 @@ class Examiner:
 
     def _ask(self, asked: dict[int, _Connection], request: bytes, deadline: float) -> dict[int, Answer]:
         late = {pid for pid, connection in asked.items() if connection.request}
-        waiting = {pid: connection for pid, connection in asked.items() if connection.ask(request)}
-        for pid in asked.keys() - waiting.keys():
-            self.forget(pid)
+        waiting: dict[int, _Connection] = {}
         answers: dict[int, Answer] = {}
+        for pid, connection in asked.items():
+            with self._forgets_if_ended(pid):
+                connection.ask(request)
+                waiting[pid] = connection
         late_end = min(deadline, time.monotonic() + _LATE_S)
         while waiting and (ready := _readable(waiting, deadline if waiting.keys() - late else late_end)):
             for pid in ready:
-                answer = self._answer(pid, waiting[pid], request)
-                if answer is not _NOT_YET:
-                    del waiting[pid]
-                if isinstance(answer, Answer):
-                    answers[pid] = answer
+                connection = waiting.pop(pid)
+                with self._forgets_if_ended(pid):
+                    if answer := connection.take(request):
+                        answers[pid] = answer
+                    else:
+                        waiting[pid] = connection
         return answers
 
-    def _answer(self, pid: int, connection: _Connection, request: bytes) -> object:
-        """The answer to ``request``; None if the worker has ended; ``_NOT_YET`` if more is to come."""
-        asked = connection.request
+    @contextlib.contextmanager
+    def _forgets_if_ended(self, pid: int) -> Iterator[None]:
+        """In the ``with`` block an OSError means that the process has ended."""
         try:
-            answer = connection.take()
+            yield
         except OSError:
             self.forget(pid)
-            return None
-        if answer is None:
-            return _NOT_YET
-        if asked == request:
-            return answer
-        return _NOT_YET if connection.ask(request) else None  # A late answer to another request.
 
 
 def _readable(waiting: dict[int, _Connection], deadline: float) -> list[int]:
