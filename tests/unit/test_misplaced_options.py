@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.features.misplaced_options import misplaced, prepare
+from ddplaunch.features.misplaced_options import misplaced, prepare, reads_arguments
 from ddplaunch.features.misplaced_options.launcher import MisplacedOptions
-from ddplaunch.features.misplaced_options.script_text import reads_arguments
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.run_result import RunResult
 from tests.support import golden

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.misplaced_options import misplaced, sentence
+from ddplaunch.features.misplaced_options import misplaced, sentence, text_of
 from ddplaunch.launcher.watches import RunServices, Watch
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ class MisplacedOptions(Watch):
 
     def page_lines(self, result: RunResult) -> Sequence[str]:
         """One line, or none."""
-        from ddplaunch.features.misplaced_options.script_text import text_of  # It loads ast: only for a failure.
-
         arguments, first = self._config.script_args, result.first_failure
         refused = [name for name in misplaced(arguments, abbreviated=True) if first and _refuses(first, name)]
         names = refused or _not_in(text_of(self._config), misplaced(arguments))
