@@ -52,9 +52,9 @@ def test_what_findings_and_differences_are_told_as() -> None:
             findings.refusal([replace(XID, severity="warn"), replace(XID, local_ranks=()), XID, XID], "gpu3")
         ],
         "only the folder of the logs": [
-            str(findings.are_of_folder([log_folder.silent("/logs", 2.0), *more])) for more in ((), (XID,))
+            str(findings.are_of_folder([log_folder.silent("/logs"), *more])) for more in ((), (XID,))
         ],
-        "a silent folder": [found.severity for found in [log_folder.silent("/logs", 2.0)]],
+        "a silent folder": [found.severity for found in [log_folder.silent("/logs")]],
         "an odd node": [
             between(node(driver="550.9")),
             between(node(cpus=32)),

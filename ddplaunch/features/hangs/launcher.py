@@ -92,8 +92,8 @@ class HangWatch(Watch):
         match report:
             case WorkerActivity():
                 self._on_activity(node_index, report)
-            case WorkersExamined():
-                self._on_examined(node_index, report)
+            case WorkersExamined() if (asked := self._examination) and asked.take(node_index, participants, report):
+                self._conclude(asked, time.monotonic())
 
     def _on_activity(self, index: int, event: WorkerActivity) -> None:
         if event.attempt > self._attempt:
@@ -154,10 +154,6 @@ class HangWatch(Watch):
                 self._messages.show(text, Level.ALWAYS, "moves_again")
             self._is_wait_reported = self._is_wait_known = False
         self._waiting_s, self._has_waiting = waiting_s, any(each.has_waiting for each in running)
-
-    def _on_examined(self, index: int, event: WorkersExamined) -> None:
-        if self._examination and self._examination.take(index, self._participants, event):
-            self._conclude(self._examination, time.monotonic())
 
     # Limits.
 

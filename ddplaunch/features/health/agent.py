@@ -84,7 +84,7 @@ class HealthPart(Part):
         if faults := self._gpus:
             wait(lambda: faults.gpus.is_read or is_stopping(), lambda: gpus_by)
         if not wait(lambda: self._is_probed or is_stopping(), lambda: folder_by):
-            self._on_folder((log_folder.silent(self._spec.node_dir or "", log_folder.LIMIT_S),))
+            self._on_folder((log_folder.silent(self._spec.node_dir or ""),))
 
     def _node_health(self) -> NodeHealth:
         faults = self._gpus

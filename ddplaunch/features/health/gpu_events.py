@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.late_dataclass import dataclass
@@ -51,8 +52,8 @@ class Xid:
         return self.action in ("reset", "reboot")
 
 
-def _all(numbers: tuple[int, ...], meaning: str, action: Action, is_fault: bool) -> dict[int, Xid]:
-    return dict.fromkeys(numbers, Xid(meaning, action, is_fault))
+def _faults(numbers: Iterable[int], meaning: str, action: Action) -> dict[int, Xid]:
+    return dict.fromkeys(numbers, Xid(meaning, action, True))
 
 
 _CODEC = (68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139, 142)
@@ -65,7 +66,7 @@ XIDS: dict[int, Xid] = {
     25: Xid("invalid commands were sent to the GPU", "restart", False),
     31: Xid("a kernel has accessed memory that it may not", "script", False),
     32: Xid("commands were corrupted on their way to the GPU", "restart", True),
-    **_all(_COPY_ENGINE, "a copy engine has failed", "restart", True),
+    **_faults(_COPY_ENGINE, "a copy engine has failed", "restart"),
     43: Xid("a process was stopped because of an error of its own", "ignore", False),
     45: Xid("a process has ended while the GPU worked for it", "ignore", False),
     46: Xid("the GPU has stopped processing", "reset", True),
@@ -75,7 +76,7 @@ XIDS: dict[int, Xid] = {
     62: Xid("the GPU's internal micro-controller has halted", "reset", True),
     63: Xid("a row of its memory will be remapped", "ignore", False),
     64: Xid("a row of its memory could not be remapped", "reset", True),
-    **_all(_CODEC, "a video engine has failed", "restart", True),
+    **_faults(_CODEC, "a video engine has failed", "restart"),
     69: Xid("invalid commands were sent to the GPU", "script", False),
     74: Xid("an NVLink has failed, of this GPU or at the other end", "investigate", True),
     79: Xid("the GPU has fallen off the bus", "reboot", True),
@@ -92,7 +93,7 @@ XIDS: dict[int, Xid] = {
     137: Xid("memory of another GPU was accessed over NVLink that may not be", "script", False),
     140: Xid("a memory error could not be corrected", "reset", True),
     143: Xid("the GPU could not be initialised", "reset", True),
-    **_all(tuple(range(144, 151)), "an NVLink reports an error", "investigate", True),
+    **_faults(range(144, 151), "an NVLink reports an error", "investigate"),
     151: Xid("the GPU's encryption keys could not be changed", "reboot", True),
     154: Xid("the driver asks for another recovery action", "ignore", False),
     155: Xid("an NVLink was taken down", "reset", True),

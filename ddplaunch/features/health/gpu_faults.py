@@ -312,7 +312,7 @@ def _existing(log_dir: str | None) -> str:
 def _of_folder(folder: str, *, has_peers: bool) -> list[HealthFinding]:
     if not folder:
         return []
-    silent: tuple[HealthFinding, ...] = (log_folder.silent(folder, log_folder.LIMIT_S),)
+    silent: tuple[HealthFinding, ...] = (log_folder.silent(folder),)
     probed = start_work("folder probe", lambda: log_folder.look(folder), silent)
     found = probed(time.monotonic() + log_folder.LIMIT_S)
     return [replace(finding, severity="warn") if not has_peers else finding for finding in found]

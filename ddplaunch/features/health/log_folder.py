@@ -54,8 +54,8 @@ def _error_of_writing(path: str) -> str:
     return ""
 
 
-def silent(folder: str, limit_s: float) -> HealthFinding:
-    """Writing to the folder has not ended in ``limit_s`` seconds."""
-    text = f"writing 4 KB to {quote(folder, _MAX_PATH)} takes more than {limit_s:g} s"
+def silent(folder: str) -> HealthFinding:
+    """Writing to the folder has not ended in ``LIMIT_S``."""
+    text = f"writing 4 KB to {quote(folder, _MAX_PATH)} takes more than {LIMIT_S:g} s"
     action = "look at its file system, or choose another --log-dir"
     return HealthFinding(rule="folder-silent", text=text, action=action, severity="refuse")

@@ -6,7 +6,6 @@ has the rules. A file that is damaged or cannot be written never stops a run.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
@@ -42,7 +41,7 @@ _HEAD = ("host", "effect", "until", "what", "GPU", "when", "run")
 
 def remembered() -> tuple[list[NodeEvent], str]:
     """What is known about nodes, the oldest first, and what is wrong with the file; a damaged one is set aside."""
-    path = nodes_file.of_user(os.environ)
+    path = nodes_file.of_user()
     try:
         return (_decoded(nodes_file.read(path)) if path else []), ""
     except nodes_file.Damaged:
@@ -73,7 +72,7 @@ def _decoded(entries: Entries) -> list[NodeEvent]:
 
 def _change(new: Callable[[list[NodeEvent]], list[NodeEvent]]) -> None:
     """Replace the events by ``new`` of them; may raise OSError."""
-    if path := nodes_file.of_user(os.environ):
+    if path := nodes_file.of_user():
         nodes_file.change(path, lambda entries: [wire.to_json(event) for event in new(_decoded(entries))])
 
 

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.system.files import kept_files, run_folder
@@ -41,9 +41,9 @@ class Damaged(Exception):
     """The file is not what this module has written."""
 
 
-def of_user(environ: Mapping[str, str]) -> Path | None:
+def of_user() -> Path | None:
     """The path of the file; None for a user without a home."""
-    base = run_folder.base_at_home(environ)
+    base = run_folder.base_at_home(os.environ)
     return base / FILE if base else None
 
 

@@ -38,6 +38,7 @@ MAX_TIMES_TOTAL = 1 << 20
 _MAX_BEHIND = 1000
 """The median is that of the newest collectives, so that a run of weeks does not need more memory."""
 
+_MAX_SHOWN = 8
 _MAX_LAG = 64
 _TRIMMED = 0.02
 """Share of the calls that may contradict a limit: a clock was set, or a call is not one in which all ranks wait."""
@@ -184,10 +185,10 @@ def summary(lateness: Sequence[RankLateness]) -> str:
     )
 
 
-def lateness_table(lateness: Sequence[RankLateness], limit: int = 8) -> list[str]:
+def lateness_table(lateness: Sequence[RankLateness]) -> list[str]:
     """Lines of a table of the ranks that cost the most."""
     head = ("rank", "host", "last in", "behind (median)", "behind (p95)", "cost")
-    return table([head, *(_row(each) for each in lateness[:limit])])
+    return table([head, *map(_row, lateness[:_MAX_SHOWN])])
 
 
 def _row(each: RankLateness) -> tuple[str, ...]:
