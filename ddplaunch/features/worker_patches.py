@@ -1,4 +1,6 @@
-"""Lets a feature change a module when the script imports it: no module is loaded ahead only to be changed.
+"""Lets a feature change a module when the script imports it, and act in processes that the script spawns.
+
+No module is loaded ahead only to be changed.
 
 Runs in a worker, in the thread that imports. Features use it, and only they.
 """
@@ -28,12 +30,35 @@ def after_import(name: str, patch: Patch) -> None:
     if finder is None:
         finder = _PatchFinder()
         sys.meta_path.insert(0, finder)
-    finder.patches[name] = patch
+    finder.patches.setdefault(name, []).append(patch)
+
+
+def in_children(name: str, call: Callable[[], tuple[Callable[..., object], tuple[object, ...]]]) -> None:
+    """Have each process that multiprocessing spawns, or its forkserver starts, do something before all else.
+
+    ``call`` returns a function and its arguments, which that process unpickles and calls. ``name`` is unique.
+    """
+
+    def patch(spawn: Any) -> None:
+        original = spawn.get_preparation_data
+        spawn.get_preparation_data = lambda *args, **kwargs: {name: _Called(call), **original(*args, **kwargs)}
+
+    after_import("multiprocessing.spawn", patch)
+
+
+class _Called:
+    """What a process calls when it unpickles this."""
+
+    def __init__(self, call: Callable[[], tuple[Callable[..., object], tuple[object, ...]]]) -> None:
+        self._call = call
+
+    def __reduce__(self) -> Any:
+        return self._call()
 
 
 class _PatchFinder:
     def __init__(self) -> None:
-        self.patches: dict[str, Patch] = {}
+        self.patches: dict[str, list[Patch]] = {}
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in self.patches:
@@ -47,8 +72,8 @@ class _PatchFinder:
 class _PatchLoader(Loader):
     """Stands in for a module's loader until the module is loaded."""
 
-    def __init__(self, loader: Loader, patch: Patch) -> None:
-        self._loader, self._patch = loader, patch
+    def __init__(self, loader: Loader, patches: list[Patch]) -> None:
+        self._loader, self._patches = loader, patches
 
     def __getattr__(self, name: str) -> Any:
         """What a loader may also have, such as ``get_code`` for ``python -m``."""
@@ -61,4 +86,5 @@ class _PatchLoader(Loader):
         assert module.__spec__
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._patch(module)
+        for patch in self._patches:
+            patch(module)

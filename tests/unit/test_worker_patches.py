@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pickle
 import sys
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
+from multiprocessing import spawn
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,18 @@ def test_a_module_that_is_loaded_is_changed_at_once(module: str) -> None:
     loaded = importlib.import_module(module)
     worker_patches.after_import(module, lambda each: setattr(each, "value", 3))
     assert loaded.value == 3
+
+
+def test_two_features_may_change_one_module(module: str) -> None:
+    worker_patches.after_import(module, lambda loaded: setattr(loaded, "a", 1))
+    worker_patches.after_import(module, lambda loaded: setattr(loaded, "b", 1))
+    loaded = importlib.import_module(module)
+    assert (loaded.a, loaded.b) == (1, 1)
+
+
+def test_a_spawned_process_does_what_each_feature_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spawn, "get_preparation_data", lambda name: {"name": name})
+    worker_patches.in_children("of 3", lambda: (int, ("3",)))
+    worker_patches.in_children("of 5", lambda: (int, ("5",)))
+    unpickled = pickle.loads(pickle.dumps(spawn.get_preparation_data("child")))
+    assert unpickled == {"of 3": 3, "of 5": 5, "name": "child"}

@@ -84,7 +84,7 @@ def prepare(socket_name: str, worker: int, stops: bool) -> None:
     worker_patches.after_import("pudb.debugger", _patch_pudb)
     worker_patches.after_import("IPython.terminal.debugger", _patch_ipython)
     worker_patches.after_import("IPython.terminal.interactiveshell", _patch_ipython_shell)
-    worker_patches.after_import("multiprocessing.spawn", _patch_spawn)
+    worker_patches.in_children("debug", lambda: (exec, (_IN_CHILD.format((_socket_name, _worker, _stops)), {})))
 
 
 def _patch_debugger(debugger: Any) -> None:
@@ -114,22 +114,6 @@ def _patch_ipython_shell(ipython: ModuleType) -> None:
         return importlib.import_module("IPython.terminal.debugger").TerminalPdb
 
     shell.debugger_cls = property(debugger_cls)
-
-
-def _patch_spawn(spawn: Any) -> None:
-    original = spawn.get_preparation_data
-
-    def get_preparation_data(*args: Any, **kwargs: Any) -> Any:
-        return {**original(*args, **kwargs), "ddplaunch": _ForChild()}
-
-    spawn.get_preparation_data = get_preparation_data
-
-
-class _ForChild:
-    """Part of the data that multiprocessing unpickles in a process that it has spawned: prepares that process."""
-
-    def __reduce__(self) -> Any:
-        return exec, (_IN_CHILD.format((_socket_name, _worker, _stops)), {})
 
 
 def _noting(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,9 +6,9 @@ names the call. Must not compute a wrong tensor.
 
 from __future__ import annotations
 
-import multiprocessing.spawn
 import sys
-from typing import Any
+
+from ddplaunch.features import worker_patches
 
 
 def install(gpus: int, compile_on_cpu: bool = False) -> None:
@@ -41,18 +41,5 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     training.install(compile_on_cpu)
     kernels.install()
     patching.replace_imported_names()
-    _install_in_children(gpus, compile_on_cpu)
+    worker_patches.in_children("dry_run", lambda: (install, (gpus, compile_on_cpu)))
     sys.excepthook = unsupported.excepthook
-
-
-def _install_in_children(gpus: int, compile_on_cpu: bool) -> None:
-    """Make ``multiprocessing`` children with the start methods spawn and forkserver call ``install`` as they start."""
-
-    class Installation:
-        """Calls ``install`` when it is unpickled."""
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return install, (gpus, compile_on_cpu)
-
-    original = multiprocessing.spawn.get_preparation_data
-    multiprocessing.spawn.get_preparation_data = lambda name: {"fake_cuda": Installation(), **original(name)}
