@@ -59,7 +59,7 @@ class GpusOfJob(Part):
         self._usage: dict[int, GpuReading] = {}
         self._is_usage_asked = False
         self._gpus: dict[int, GpuReading] = {}
-        self.placement: Placement | None = None
+        self.placement: Placement
         self.is_read = False
         from ddplaunch.features.gpus.reader import GpuReader  # A machine without GPUs does not load it.
 
@@ -95,17 +95,12 @@ class GpusOfJob(Part):
     def local_ranks(self, gpu: Gpu) -> tuple[int, ...]:
         """Local ranks of the workers that use the GPU."""
         placement, task = self.placement, self._task
-        if placement is None:
-            return ()
-        users = (
-            rank for rank in range(placement.local_world_size) if any(map(gpu.is_named, placement.devices_of(rank)))
-        )
+        ranks = range(placement.local_world_size)
+        users = (rank for rank in ranks if any(map(gpu.is_named, placement.devices_of(rank))))
         return tuple(task.local_rank if task else rank for rank in users)
 
     def row_of_worker(self, local_rank: int) -> int | None:
         """Position in ``gpus`` of the GPU that a worker probably uses; of several, the first."""
-        if self.placement is None:
-            return None
         of_each = [self.placement.devices_of(rank) for rank in range(self.placement.local_world_size)]
         names = of_each[local_rank]
         if len(of_each) > 1 and len(set(of_each)) == 1:  # All workers see all GPUs.

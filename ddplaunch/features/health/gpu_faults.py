@@ -108,8 +108,7 @@ class GpuFaults:
     @property
     def _has_gpus(self) -> bool:
         """Whether this machine has GPUs: images for containers often have NVIDIA's library without one."""
-        placement = self.gpus.placement
-        return devices.has_driver() or bool(placement and placement.devices_of(0))
+        return devices.has_driver() or bool(self.gpus.placement.devices_of(0))
 
     def _found(self, findings: Iterable[HealthFinding]) -> None:
         """Findings about the job's GPUs while the run lasts."""
