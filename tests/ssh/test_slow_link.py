@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS, ROOT
+from tests.support.runs import PROGRAMS, environment
 from tests.support.ssh_jobs import job
 
 pytestmark = pytest.mark.ssh
 
-LINES = 150_000
-"""30 MB: 10 minutes of the link, and more than the agent keeps for it."""
+LINES = 100_000
+"""20 MB: 7 minutes of the link, and more than the agent keeps for it."""
 
 
 @pytest.mark.slow
@@ -26,7 +26,8 @@ def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, t
     text = f"import ddplaunch.features.ssh.handle as handle\nhandle._LISTENS_ABOVE = {listens_above}\n"
     (site / "sitecustomize.py").write_text(text)
     program = ("--no-python", sys.executable, PROGRAMS / "chatty.py", tmp_path, str(LINES))
-    running = job(lab, "--nproc-per-node", "1", *program, extra={"PYTHONPATH": f"{site}:{ROOT}"})
+    path = {"PYTHONPATH": f"{site}:{environment()['PYTHONPATH']}"}
+    running = job(lab, "--nproc-per-node", "1", *program, extra=path)
     running.wait_for(r"ready \(pid", 2)
     lab["node2"].slow_down(0.2, 4e5)
     (tmp_path / "go").touch()
