@@ -172,7 +172,7 @@ def source(name: str) -> str:
     return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def policy(style: str, script: str = "") -> str:
+def policy(style: str, script: str) -> str:
     """The Content-Security-Policy of a page with this style and script, and no other."""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "

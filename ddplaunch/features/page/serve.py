@@ -76,7 +76,7 @@ def serve(request: Request) -> None:
             f"--serve {request.value}: {error.strerror}", "Another port may be free.", NODE_NOT_READY
         ) from None
     # Whoever has read the address may press Ctrl-C at once.
-    with contextlib.closing(server), contextlib.suppress(KeyboardInterrupt):
+    with server, contextlib.suppress(KeyboardInterrupt):
         request.show(server.url)
         request.report("the pages of your runs are at this address, on this machine only; Ctrl-C ends it")
         server.serve_forever()
@@ -85,7 +85,6 @@ def serve(request: Request) -> None:
 class _Server(ThreadingHTTPServer):
     """Listens on the loopback address; ``url`` is the address of the index."""
 
-    daemon_threads = True
     request_queue_size = 32
 
     def __init__(self, port: int, log_dir: str | None) -> None:
@@ -96,10 +95,6 @@ class _Server(ThreadingHTTPServer):
         self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
         self._making = threading.Lock()
         self._made: dict[Path, tuple[float, str]] = {}
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a client in a thread, if there are not too many (overrides ``ThreadingMixIn``).
@@ -220,15 +215,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a page, or 404."""
-        self._answer(with_body=True)
+        self._send(*self._found(), with_body=True)
 
     def do_HEAD(self) -> None:
         """As GET, without the page."""
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
-        status, kind, body = self._found()
-        self._send(status, kind, body, with_body=with_body)
+        self._send(*self._found(), with_body=False)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer what is no request, without a text (overrides ``BaseHTTPRequestHandler``)."""
