@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import threading
@@ -214,9 +215,9 @@ class UsageFiles:
 
     def _time_s(self, index: int, at_s: float) -> float:
         """A time of an agent's ``time.monotonic()`` in seconds since 1970, by this machine's clock."""
-        clock = self._clocks.setdefault(index, Clock(is_ours=self._is_local))
         now = time.monotonic()
-        return time.time() - min(max(now - clock.ours(at_s, now), 0.0), _MAX_AGE_S)
+        ours = at_s if self._is_local else self._clocks.setdefault(index, Clock()).ours(at_s, now)
+        return time.time() - min(max(now - ours, 0.0), _MAX_AGE_S)
 
     def _put(self, index: int, rows: list[Row], head: str = "") -> None:
         """Write rows of the node ``index`` soon; with ``head``, the first line of its file, they start an attempt."""
@@ -252,10 +253,9 @@ class UsageFiles:
         return index
 
     def _flush(self, changed: Iterable[int]) -> None:
-        folder = self._folder()
-        for index in changed if folder else ():
-            assert folder
-            self._files[index].flush(folder, time.time())
+        if folder := self._folder():
+            for index in changed:
+                self._files[index].flush(folder, time.time())
 
 
 def _head(index: int, host: str, event: UsageStarted) -> str:
@@ -271,15 +271,11 @@ class Clock:
     seen is the best. It may grow slowly, since clocks drift.
     """
 
-    def __init__(self, *, is_ours: bool) -> None:
-        """``is_ours``: both processes are on this machine."""
-        self._offset_s: float | None = 0.0 if is_ours else None
-        self._is_fixed, self._at = is_ours, 0.0
+    def __init__(self) -> None:
+        self._offset_s, self._at = math.inf, 0.0
 
     def ours(self, theirs: float, now: float) -> float:
         """Our time at ``theirs``; ``now`` is ours when the record arrived."""
-        if not self._is_fixed:
-            latest = now - theirs
-            drifted = latest if self._offset_s is None else self._offset_s + _MAX_DRIFT * (now - self._at)
-            self._offset_s, self._at = min(latest, drifted), now
-        return theirs + (self._offset_s or 0.0)
+        drifted = self._offset_s + _MAX_DRIFT * (now - self._at)
+        self._offset_s, self._at = min(now - theirs, drifted), now
+        return theirs + self._offset_s
