@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.rank_state import RankState, is_blocking, rank_state
-from ddplaunch.features.hangs.records import CollectiveCall, ProcessGroup, RankEvidence, Sizes
+from ddplaunch.features.hangs.records import CollectiveCall, FlightRecord, ProcessGroup, RankEvidence, Sizes
 from ddplaunch.late_dataclass import dataclass
 
 DEFAULT_GROUP = "default_pg"
@@ -66,7 +66,8 @@ class Groups:
                     if bool(group.members) == is_known:
                         self._of_rank[evidence.rank][group.name] = self._intern(group, evidence.rank)
         for evidence in evidences:
-            self._add_calls(evidence)
+            if evidence.flight_record:
+                self._add_calls(evidence.rank, evidence.flight_record)
         for found in self._found.values():
             _align(found)
 
@@ -91,10 +92,8 @@ class Groups:
             self._found[key] = Group(group)
         return self._found[key]
 
-    def _add_calls(self, evidence: RankEvidence) -> None:
-        record, rank = evidence.flight_record, evidence.rank
-        for calls in record.made.collectives.values() if record else ():
-            assert record
+    def _add_calls(self, rank: int, record: FlightRecord) -> None:
+        for calls in record.made.collectives.values():
             by_rank = self.find(rank, record.group_name(next(iter(calls.values())))).by_rank
             by_rank[rank] = {**by_rank[rank], **calls} if rank in by_rank else calls
 
