@@ -252,8 +252,7 @@ class MetricsWatch(Watch):
         if now >= self._due:
             self._due = now + PERIOD_S
             self._warn()
-            if self._writer is None or not self._writer.is_alive():
-                self._start(self._text())
+            self._write()
         return self._due
 
     def _text(self) -> str:
@@ -267,7 +266,12 @@ class MetricsWatch(Watch):
         # Nodes may have agreed on another run id.
         return text(self._messages.run_id, chain(of_run(self._state, self._run_values), *nodes))
 
-    def _start(self, content: str) -> None:
+    def _write(self) -> None:
+        """In a thread, unless an earlier one still writes."""
+        if self._writer and self._writer.is_alive():
+            return
+        content = self._text()
+
         def run() -> None:
             try:
                 kept_files.write_whole(self._path, content, 0o666)
@@ -290,8 +294,7 @@ class MetricsWatch(Watch):
         self._run_values |= {"end_time_seconds": time.time(), "exit_code": result.exit_code}
         if self._writer:
             self._writer.join(_CLOSE_S)
-        if self._writer is None or not self._writer.is_alive():
-            self._start(self._text())
+        self._write()
         if self._writer:
             self._writer.join(_CLOSE_S)
         self._warn()

@@ -8,12 +8,12 @@ a physical core, "CPU" a hardware thread.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.system import devices
+from ddplaunch.text import grouped
 
 if TYPE_CHECKING:
     from ddplaunch.config import NumaBinding
@@ -101,9 +101,7 @@ def _share_of_cores(cores: list[frozenset[int]], index: int, sharers: int) -> fr
 
 
 def _groups(cpus: frozenset[int], key: Callable[[int, Path], int], sys: Path) -> list[frozenset[int]]:
-    by_key: dict[int, set[int]] = defaultdict(set)
-    for cpu in cpus:
-        by_key[key(cpu, sys)].add(cpu)
+    by_key = grouped((key(cpu, sys), cpu) for cpu in cpus)
     return [frozenset(by_key[name]) for name in sorted(by_key)]
 
 
