@@ -1,7 +1,7 @@
 """A node that fails before it has joined the others: they learn it at once, and do not wait for it.
 
-Launchers are started by hand, one per node. Where a node has failed for good it speaks to torch's own store, so that
-torch is the real one.
+Launchers are started by hand, one per node. That a node that has failed speaks to torch's own store as well:
+tests/unit/test_torch_stub.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.installed_stub import STUBS
 from tests.support.processes import children, command_line, wait_until
 from tests.support.runs import TIMEOUT_S, Finished, Running, meeting, start
 
 NODE_NOT_READY, NODE_LOST = 82, 84
-
-pytestmark = pytest.mark.slow
 
 
 def nodes(tmp_path: Path, *options: str, odd: int = -1, env: dict[str, str] | None = None) -> list[Running]:
@@ -68,7 +67,6 @@ def test_a_node_without_torch_that_was_to_serve(broken_torch: dict[str, str], tm
     assert_both_end(nodes(tmp_path, odd=0, env=broken_torch), 0, NODE_NOT_READY, "torch cannot be imported")
 
 
-@pytest.mark.torch
 def test_a_node_without_a_module_of_preload_and_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DDPLAUNCH_SECRET", "0123456789abcdef")
     assert_both_end(nodes(tmp_path, "--preload", "no_such_module", odd=1), 1, NODE_NOT_READY, "no_such_module")
@@ -80,14 +78,13 @@ def test_a_node_whose_forkservers_die_that_was_to_serve(tmp_path: Path):
     assert_both_end(running, 0, NODE_LOST, "was killed by SIGKILL")
 
 
-@pytest.mark.torch
 def test_a_node_whose_member_dies(tmp_path: Path):
     # The node that serves waits for the file, or the member might have joined before it is killed.
     may_join = tmp_path / "may_join"
     (tmp_path / "waits.py").write_text(
         f"import os, time\nwhile not os.path.exists({str(may_join)!r}): time.sleep(0.05)\n"
     )
-    running = nodes(tmp_path, "--preload", "waits", odd=0, env={"PYTHONPATH": str(tmp_path)})
+    running = nodes(tmp_path, "--preload", "waits", odd=0, env={"PYTHONPATH": f"{tmp_path}:{STUBS}"})
     kill_helper(running[1], "member")
     may_join.touch()
     assert_both_end(running, 1, NODE_LOST, "member of the rendezvous has ended")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.rendezvous.plain_store import PlainStore
 from tests.support.installed_stub import STUBS
 
 
@@ -37,15 +38,15 @@ class Place:
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._port = self._listener.getsockname()[1]
+        self.port = self._listener.getsockname()[1]
 
     def serve(self) -> Any:
         fd = self._listener.detach()
-        return self._kind("127.0.0.1", self._port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+        return self._kind("127.0.0.1", self.port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
 
     def client(self, timeout_s: float = 20.0) -> Any:
         timeout = timedelta(seconds=timeout_s)
-        return self._kind("127.0.0.1", self._port, is_master=False, wait_for_workers=False, timeout=timeout)
+        return self._kind("127.0.0.1", self.port, is_master=False, wait_for_workers=False, timeout=timeout)
 
     def close(self) -> None:
         self._listener.close()
@@ -99,6 +100,18 @@ def test_values_are_kept_counted_and_compared(place: Place) -> None:
     assert (server.get("one"), server.get("two")) == (b"1", b"2")
     answers = [server.check(keys) for keys in (["one", "two"], ["one", "three"], ["elsewhere"])]
     assert answers == [True, False, False]
+
+
+def test_what_ddplaunch_says_without_torch_is_understood(place: Place) -> None:
+    server = place.serve()
+    server.set("open", "greeting")
+    with PlainStore("127.0.0.1", place.port) as store:
+        assert (store.check("open"), store.check("closed")) == (True, False)
+        assert store.get("open") == b"greeting"
+        assert [store.add("count", 1), store.add("count", 1)] == [1, 2]
+        store.set("box/2", '{"a": 1}')
+    assert (server.get("count"), server.get("box/2")) == (b"2", b'{"a": 1}')
+    assert place.client().get("box/2") == b'{"a": 1}'
 
 
 def test_a_value_that_is_not_there_is_waited_for_by_one_client_alone(place: Place) -> None:

@@ -1,4 +1,7 @@
-"""A c10d store in plain Python: the calls that ddplaunch makes, with torch's semantics, over a protocol of its own."""
+"""A c10d store in plain Python: the calls that ddplaunch makes, with torch's semantics, over a protocol of its own.
+
+The calls that ddplaunch makes without torch (``PlainStore``) come in torch's protocol.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from typing import Any, NoReturn
 
 _HELLO = b"stub store\n"
 _LENGTH = struct.Struct("!I")
+_TORCHS_HELLO = struct.pack("=BI", 0, 0x3C85F7CE)
 _PAUSE_S = 0.05
 
 
@@ -97,6 +101,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
             connected = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
             with contextlib.ExitStack() as stack:
                 stack.enter_context(connected)
+                connected.sendall(_HELLO)
                 if _exactly(connected, len(_HELLO)) == _HELLO:
                     connected.settimeout(None)
                     stack.pop_all()
@@ -123,13 +128,38 @@ class _Server:
 
     def _serve(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
-            client.sendall(_HELLO)
+            if (hello := _exactly(client, len(_TORCHS_HELLO))) == _TORCHS_HELLO:
+                self._serve_plain(client)
+            if hello + _exactly(client, len(_HELLO) - len(hello)) == _HELLO:
+                client.sendall(_HELLO)
             while True:
                 name, *arguments = _receive(client)
                 with self._changed:
                     answer = getattr(self, f"_{name}")(*arguments)
                     self._changed.notify_all()
                 _send(client, answer)
+
+    def _serve_plain(self, client: socket.socket) -> NoReturn:
+        def number(kind: str) -> int:
+            return int(struct.unpack(f"={kind}", _exactly(client, struct.calcsize(f"={kind}")))[0])
+
+        def text() -> str:
+            return _exactly(client, number("Q")).decode()
+
+        while True:
+            query = number("B")
+            keys = [text().removeprefix("/") for _ in range(number("Q") if query == 5 else 1)]
+            with self._changed:
+                if query == 1:
+                    self._values[keys[0]] = text()
+                elif query == 3:
+                    value = self._values[keys[0]].encode()
+                    client.sendall(struct.pack("=Q", len(value)) + value)
+                elif query == 4:
+                    client.sendall(struct.pack("=q", self._add(keys[0], number("q"))[1]))
+                else:
+                    client.sendall(bytes([not self._check(keys)[1]]))
+                self._changed.notify_all()
 
     def _multi_set(self, keys: list[str], values: list[str]) -> tuple[str, None]:
         self._values.update(zip(keys, values, strict=True))
