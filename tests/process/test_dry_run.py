@@ -73,8 +73,9 @@ def test_more_workers_than_gpus_fail_as_on_gpus() -> None:
 def test_the_usual_small_scripts_run_and_a_gpt_learns(tmp_path: Path) -> None:
     scripts = ["ddp_basic.py", "ddp_checkpoint.py", str(tmp_path / "model.pt"), "ddp_model_parallel.py"]
     scripts += ["elastic_ddp.py", "forks.py", "iterable.py", "mnist.py", "gpt.py", "bfloat16", "gpt.py", "float16"]
+    scripts += ["local_rank_argument.py", "LOCAL", "--sync-bn"]
     separated = [part for each in scripts for part in (("+", each) if each.endswith(".py") else (each,))]
-    out = succeed("in_turn.py", *separated, options=(*IN_TURN, "--gpus", "0,1,2,3"))
+    out = succeed("in_turn.py", *separated, options=(*IN_TURN, "--pass-local-rank", "--gpus", "0,1,2,3"))
     assert "rank 0 with nccl" in out
     for rank in (0, 1):
         assert f"rank {rank}: same weights\n" in out
@@ -89,11 +90,7 @@ def test_the_usual_small_scripts_run_and_a_gpt_learns(tmp_path: Path) -> None:
     for first, last, keys in endings:
         assert float(last) < float(first) / 2
         assert keys == "{'_orig_mod'}", "the names are a compiled model's"
-
-
-def test_a_script_of_torch_distributed_launch_runs() -> None:
-    out = succeed("local_rank_argument.py", "--sync-bn", options=("--pass-local-rank",))
-    assert "epoch 1 loss" in out
+    assert "epoch 1 loss" in out, "by a script of torch.distributed.launch"
     assert re.search("trained on .*simulated", out)
 
 

@@ -53,8 +53,9 @@ def test_check_imports_nothing_from_here_and_needs_no_numpy(
     """torch does not bring numpy, and its collectives of objects need it."""
     path = tmp_path_factory.mktemp("path")
     (path / "numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\", name='numpy')")
-    finished = run("--check", cwd=shared, env={"PYTHONPATH": f"{path}:{ROOT}"})
-    assert finished.returncode in (0, CHECK_WARNED), finished.err
+    finished = run("--check", "--deep", cwd=shared, env={"PYTHONPATH": f"{path}:{ROOT}"})
+    # Without a GPU, that none was measured is a warning.
+    assert finished.returncode == CHECK_WARNED, finished.err
     assert _imported(shared) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def test_a_large_file_comes_whole_and_takes_little_memory(make_lab):
     lab = make_lab(1)
     program = ("--nproc-per-node", "1", "--no-python", "sh", "-c", f"seq {LINES}")
     assert job(lab, "--rdzv-id", JOB, "-x", THERE, "-r", "3", *program).finish().returncode == 0
-    whole = "".join(f"{number}\n" for number in range(1, LINES + 1)).encode()
+    whole = subprocess.run(["seq", str(LINES)], capture_output=True, check=True).stdout
     reader, writer = os.pipe()
     reading = logs(lab, JOB, "--stdout", hosts="node1", stdout=writer)
     os.close(writer)
