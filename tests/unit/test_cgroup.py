@@ -54,14 +54,6 @@ def test_the_own_cgroup_is_found_where_it_is_mounted(tmp_path: Path, own: str, m
     assert cgroup.create("run", str(tmp_path)) == (made, "")
 
 
-def test_a_mount_that_does_not_show_this_process_is_passed_over(tmp_path: Path) -> None:
-    mounts = "30 24 0:38 /.. /a rw - cgroup2 none rw\n31 24 0:38 /other /b rw - cgroup2 none rw\n"
-    machine = Machine(tmp_path, "/", mounts + "32 24 0:38 / /c rw - cgroup2 none rw\n")
-    machine.write("a/cgroup.procs", "1\n")
-    made = machine.add_own("c")
-    assert cgroup.create("run", str(tmp_path)) == (made, "")
-
-
 @pytest.mark.parametrize("mountinfo", [None, "", HYBRID, "30 24 0:38 /x /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"])
 def test_without_a_hierarchy_that_shows_this_process_there_is_a_reason(tmp_path: Path, mountinfo: str | None) -> None:
     if mountinfo is not None:

@@ -118,18 +118,6 @@ def test_findings_that_refuse_a_gpu_are_noted_and_others_are_not() -> None:
 # What follows.
 
 
-def test_a_fault_of_the_hardware_suffices_and_other_failures_need_two_runs() -> None:
-    assert node_history.suspects([event(hardware=True)]).keys() == {"gpu1"}
-    assert not node_history.suspects([event(), event("gpu2")])
-    reasons = node_history.suspects([event(days=2), event(run="run2")])
-    assert reasons["gpu1"].startswith("failed in 2 runs without a known cause, last: broke, 20")
-    assert reasons["gpu1"].endswith(" in run2")
-
-
-def test_two_failures_in_one_run_are_one() -> None:
-    assert not node_history.suspects(node_history.kept([event(), event()], NOW_S))
-
-
 @pytest.mark.parametrize(("days", "is_kept"), [(6.99, True), (7.01, False), (-6.99, True), (-7.01, False)])
 def test_events_expire_after_seven_days_by_whatever_clock(days: float, is_kept: bool) -> None:
     assert KEEP_S == 7 * 86400

@@ -464,9 +464,7 @@ def autocast():
     answers_apis.check_autocast_of_operations()
 
 
-@row("torch.mm(..., out_dtype=)")
-def out_dtype():
-    answers_apis.check_out_dtype()
+row("torch.mm(..., out_dtype=)")(answers_apis.check_out_dtype)
 
 
 @row("GradScaler")
@@ -509,9 +507,7 @@ def attention():
     torch.backends.cuda.enable_flash_sdp(True)
 
 
-@row("flex_attention")
-def flex_attention():
-    answers_sharding.check_flex_attention()
+row("flex_attention")(answers_sharding.check_flex_attention)
 
 
 @row("optimizers: fused, foreach, capturable")
@@ -569,19 +565,13 @@ def groups():
     answers_apis.check_nccl_options()
 
 
-@row("all_gather, reduce_scatter, all_to_all, ...")
-def collectives():
-    answers_collectives.check()
+row("all_gather, reduce_scatter, all_to_all, ...")(answers_collectives.check)
 
 
-@row("work.get_future, .result, ...")
-def works():
-    answers_collectives.check_futures()
+row("work.get_future, .result, ...")(answers_collectives.check_futures)
 
 
-@row("ProcessGroup._get_backend, _dump_nccl_trace")
-def nccl_class():
-    answers_apis.check_nccl_class()
+row("ProcessGroup._get_backend, _dump_nccl_trace")(answers_apis.check_nccl_class)
 
 
 @row("get_backend, is_nccl_available")
@@ -594,9 +584,7 @@ def backends_of_groups():
     answers_apis.check_backend_config()
 
 
-@row("torch.library: kernels for CUDA")
-def operators():
-    answers_apis.check_operators()
+row("torch.library: kernels for CUDA")(answers_apis.check_operators)
 
 
 @row("DistributedDataParallel")
@@ -649,9 +637,7 @@ def meshes():
     answers_sharding.check_meshes()
 
 
-@row("DTensor, context_parallel")
-def sharded_tensors():
-    answers_sharding.check_dtensor()
+row("DTensor, context_parallel")(answers_sharding.check_dtensor)
 
 
 @row("fully_shard, FullyShardedDataParallel")
