@@ -118,20 +118,9 @@ class Job:
         }
 
     def exits(self) -> tuple[WorkerExit, ...]:
-        return tuple(
-            WorkerExit(
-                worker.rank,
-                worker.local_rank,
-                "here",
-                1,
-                1,
-                stopped=False,
-                time_s=1.0,
-                duration_s=1.0,
-                error=read_error_file(worker.error_file) if worker.error_file else None,
-            )
-            for worker in self.workers
-        )
+        facts: dict[str, Any] = {"stopped": False, "time_s": 1.0, "duration_s": 1.0}
+        errors = [read_error_file(worker.error_file) if worker.error_file else None for worker in self.workers]
+        return tuple(WorkerExit(rank, rank, "here", 1, 1, error=error, **facts) for rank, error in enumerate(errors))
 
 
 @pytest.mark.parametrize("seed", range(40))
