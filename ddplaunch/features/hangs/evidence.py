@@ -82,9 +82,9 @@ def take_samples(
     one of both questions lacks that source.
     """
     statuses = examiner.ask(pids.values(), worker_records.STATUS, answer_s)
-    before = {pid: earlier[local_rank] for local_rank, pid in pids.items() if local_rank in earlier}
+    before = {sample.activity.pid: sample for sample in earlier.values()}
     unchanged = {
-        pid: before[pid] for pid, status in statuses.items() if pid in before and _is_same(before[pid], pid, status)
+        pid: before[pid] for pid, status in statuses.items() if pid in before and before[pid].status == status.record
     }
     kept = {} if reads_all else {pid: sample for pid, sample in unchanged.items() if _still_holds(sample)}
     asked = (statuses if reads_all else unchanged).keys() - kept.keys()
@@ -94,10 +94,6 @@ def take_samples(
         local_rank: _sample(examiner, pid, connections, statuses.get(pid), records.get(pid), kept.get(pid))
         for local_rank, pid in pids.items()
     }
-
-
-def _is_same(sample: Sample, pid: int, status: Answer) -> bool:
-    return sample.activity.pid == pid and sample.status == status.record
 
 
 def _still_holds(sample: Sample) -> bool:

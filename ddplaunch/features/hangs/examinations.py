@@ -35,7 +35,7 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, Report
 from ddplaunch.system.files import kept_files
-from ddplaunch.text import duration, escape, plural, quote, ranks
+from ddplaunch.text import duration, escape, grouped, plural, quote, ranks
 from ddplaunch.threads import post_from_thread
 from ddplaunch.transport.handle import ChannelClosed
 
@@ -364,9 +364,7 @@ def _sentences(evidences: Sequence[RankEvidence], found: Explanation) -> tuple[s
 
 def _lines(evidences: Sequence[RankEvidence]) -> tuple[str, ...]:
     """``ranks 0, 2-3: waiting, at train.py:6 in step``; ordered by the lowest rank."""
-    alike: defaultdict[str, list[int]] = defaultdict(list)
-    for evidence in evidences:
-        alike[_line(evidence)].append(evidence.rank)
+    alike = grouped((_line(evidence), evidence.rank) for evidence in evidences)
     groups = sorted(alike.items(), key=lambda item: min(item[1]))
     shown = [f"{ranks(members)}: {text}" for text, members in groups[: MAX_LINES - 1]]
     others = sum(len(members) for _, members in groups[MAX_LINES - 1 :])

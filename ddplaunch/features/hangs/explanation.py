@@ -23,7 +23,7 @@ from ddplaunch.features.hangs.wording import (
     waiting_sentences,
 )
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import plural, quote
+from ddplaunch.text import grouped, plural, quote
 
 MAX_SENTENCES = 12
 
@@ -144,9 +144,7 @@ def _wait(waits: Waits, place: Place) -> dict[str, object]:
 
 
 def _states(waits: Waits) -> dict[str, tuple[int, ...]]:
-    states: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, state in waits.states.items():
-        states[state.value].append(rank)
+    states = grouped((state.value, rank) for rank, state in waits.states.items())
     return {state: tuple(members) for state, members in states.items()}
 
 
@@ -187,21 +185,17 @@ def _find_reasons(waits: Waits) -> list[WaitReason]:
 
 
 def _mismatches(waits: Waits) -> list[WaitReason]:
-    places: defaultdict[tuple[Group, int], list[Place]] = defaultdict(list)
-    for place in _by_ranks(waits, waits.ranks_at):
-        if place.number:
-            places[place.group, place.number].append(place)
+    numbered = (place for place in _by_ranks(waits, waits.ranks_at) if place.number)
+    places = grouped(((place.group, place.number), place) for place in numbered)
     found = ((group, number, _sides(group, number), there) for (group, number), there in places.items())
     reasons = [_mismatch(*parts) for parts in found if len(parts[2]) > 1]
     return sorted(reasons, key=lambda reason: reason.number)
 
 
 def _sides(group: Group, number: int) -> tuple[Side, ...]:
-    ranks: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
     calls = group.calls_at(number)
-    for rank in sorted(calls):
-        ranks[signature(calls[rank])].append(rank)
-    sides = ((calls[members[0]], tuple(members)) for members in ranks.values())
+    alike = grouped((signature(calls[rank]), rank) for rank in sorted(calls))
+    sides = ((calls[members[0]], tuple(members)) for members in alike.values())
     return tuple(sorted(sides, key=lambda side: -len(side[1])))
 
 
@@ -222,11 +216,9 @@ def _other_roots(waits: Waits) -> list[WaitReason]:
     """Calls like broadcast whose source or destination is not the same on all ranks that wait there."""
     reasons = []
     for place in waits.ranks_at:
-        named: defaultdict[int, list[int]] = defaultdict(list)
-        for rank in waits.ranks_at[place]:
-            pending = waits.evidence[rank].pending
-            if pending and pending.peer is not None and pending.function.startswith(_ROOTED):
-                named[pending.peer].append(rank)
+        calls = ((rank, waits.evidence[rank].pending) for rank in waits.ranks_at[place])
+        rooted = ((call.peer, rank) for rank, call in calls if call and call.function.startswith(_ROOTED))
+        named = grouped((root, rank) for root, rank in rooted if root is not None)
         if place.number and len(named) > 1:
             roots = sorted(((root, tuple(members)) for root, members in named.items()), key=lambda each: -len(each[1]))
             culprits = _minority([members for _, members in roots])

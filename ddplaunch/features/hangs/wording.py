@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
@@ -45,10 +45,8 @@ def waiting_sentences(waits: Waits, reason: WaitReason, named: Collection[int] |
 
 def standing_sentences(waits: Waits, members: Iterable[int]) -> list[str]:
     """What ranks do that do not wait: ``rank 2 is at train.py:6 in step (sleep), suspended by a signal``."""
-    alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     members = tuple(members)
-    for rank in members:
-        alike[_standing(waits, rank)].append(rank)
+    alike = grouped((_standing(waits, rank), rank) for rank in members)
     has_ended = {rank for rank in members if waits.states.get(rank) is RankState.ENDED}
     groups = sorted(alike.items(), key=lambda item: (item[1][0] in has_ended, -len(item[1]), item[1]))
     lines = [f"{ranks(group)} {text[len(group) > 1]}" for text, group in groups[:_MAX_LINES]]
@@ -238,19 +236,12 @@ def _cores(share: float) -> str:
 
 def unanswered_sentences(evidences: Iterable[RankEvidence]) -> list[str]:
     """``ranks 0-1 on gpu0 get no answer over TCP from 10.0.0.2``; one sentence for each host, of a few hosts."""
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    peers: defaultdict[str, set[str]] = defaultdict(set)
-    for evidence in evidences:
-        if evidence.unanswered:
-            members[evidence.host].append(evidence.rank)
-            peers[evidence.host].update(evidence.unanswered)
-    return [
-        _unanswered_sentence(host, sorted(found), sorted(peers[host]))
-        for host, found in list(members.items())[:_MAX_LINES]
-    ]
+    by_host = grouped((evidence.host, evidence) for evidence in evidences if evidence.unanswered)
+    return [_unanswered_sentence(host, found) for host, found in list(by_host.items())[:_MAX_LINES]]
 
 
-def _unanswered_sentence(host: str, members: list[int], peers: list[str]) -> str:
+def _unanswered_sentence(host: str, found: list[RankEvidence]) -> str:
+    members, peers = [each.rank for each in found], sorted({peer for each in found for peer in each.unanswered})
     more = f" and {len(peers) - _MAX_PEERS} more" if len(peers) > _MAX_PEERS else ""
     verb = "gets" if len(members) == 1 else "get"
     whom = ", ".join(map(quote, peers[:_MAX_PEERS]))

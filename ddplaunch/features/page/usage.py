@@ -19,7 +19,7 @@ from ddplaunch.features.runs import run_json
 from ddplaunch.features.runs.run_json import Json, dicts, integer, integers
 from ddplaunch.features.usage.quantities import QUANTITIES, Quantity
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import median
+from ddplaunch.text import grouped, median
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -329,10 +329,7 @@ def _outliers(quantity: Quantity, nodes: list[_Node]) -> list[Outlier]:
 
 def _add_values(found: list[Curve], nodes: list[_Node], whole: Span, steps: int) -> None:
     """Read the files of the outliers again, for their own curves."""
-    wanted: dict[int, list[tuple[Quantity, Outlier]]] = {}
-    for curve in found:
-        for outlier in curve.outliers:
-            wanted.setdefault(outlier.node, []).append((curve.quantity, outlier))
+    wanted = grouped((outlier.node, (curve.quantity, outlier)) for curve in found for outlier in curve.outliers)
     for index, outliers in wanted.items():
         sums = [(quantity, outlier, _Sums(steps)) for quantity, outlier in outliers]
         for body in run_json.lines(nodes[index].file):

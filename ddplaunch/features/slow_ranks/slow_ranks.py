@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.run_result import RankLateness
-from ddplaunch.text import median, quote, ranks, table
+from ddplaunch.text import grouped, median, quote, ranks, table
 
 if TYPE_CHECKING:
     from ddplaunch.features.slow_ranks.records import CollectivesSampled
@@ -247,9 +247,7 @@ def _on_one_clock(
     """The same times, all by the clock of the host of the lowest rank."""
     if not arrivals:
         return []
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    for rank in sorted(arrivals[0]):
-        members[hosts[rank]].append(rank)
+    members = grouped((hosts[rank], rank) for rank in sorted(arrivals[0]))
     (first, reference), *others = members.items()
     offsets = {
         rank: offset
@@ -342,12 +340,9 @@ def _by_host(arrivals: Iterable[Mapping[int, float]], hosts: Mapping[int, str]) 
 
 
 def _host_times(at: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    lowest: dict[str, int] = {}
-    for rank in sorted(at):
-        times[hosts[rank]].append(at[rank])
-        lowest.setdefault(hosts[rank], rank)
+    members = grouped((hosts[rank], rank) for rank in sorted(at))
+    times = {host: [at[rank] for rank in own] for host, own in members.items()}
     late = max(times, key=lambda host: min(times[host]))
     others = max(max(found) for host, found in times.items() if host != late)
     first = max(others, min(times[late]))
-    return {rank: first if host == late else others for host, rank in lowest.items()}
+    return {lowest: first if host == late else others for host, (lowest, *_) in members.items()}
