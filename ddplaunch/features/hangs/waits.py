@@ -14,6 +14,7 @@ from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.rank_state import RankState, is_blocking, rank_state
 from ddplaunch.features.hangs.records import CollectiveCall, FlightRecord, ProcessGroup, RankEvidence, Sizes
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.text import grouped
 
 DEFAULT_GROUP = "default_pg"
 """torch's description of the group of all ranks."""
@@ -205,6 +206,7 @@ class Waits:
         self.is_over = is_over
         self.evidence = {evidence.rank: evidence for evidence in sorted(evidences, key=lambda each: each.rank)}
         self.states = {rank: rank_state(evidence) for rank, evidence in self.evidence.items()}
+        self._records = {rank: evidence.flight_record or FlightRecord() for rank, evidence in self.evidence.items()}
         self._groups = Groups(evidences)
         self.place_of: dict[int, Place] = {}
         self.call_of: dict[int, CollectiveCall] = {}
@@ -213,9 +215,7 @@ class Waits:
         self._known: dict[Place, frozenset[int]] = {}
         self._p2p = {rank: self._p2p_places(rank) for rank in self.evidence}
         self._functions = {rank: self._function_place(evidence) for rank, evidence in self.evidence.items()}
-        self._in_function: defaultdict[Place | None, set[int]] = defaultdict(set)
-        for rank, function in self._functions.items():
-            self._in_function[function].add(rank)
+        self._in_function = grouped((function, rank) for rank, function in self._functions.items())
         for rank, state in self.states.items():
             if state == RankState.WAITING:
                 self._stand(rank)
@@ -242,10 +242,9 @@ class Waits:
         place, call = next(((place, call) for place, call in found if self.waits_for(place)), found[0])
         self.place_of[rank] = place
         self.ranks_at[place].append(rank)
-        record = self.evidence[rank].flight_record
-        if call and record:
+        if call:
             self.call_of[rank] = call
-            times = zip(record.made.unfinished, record.since_ns, strict=False)
+            times = zip(self._records[rank].made.unfinished, self._records[rank].since_ns, strict=False)
             self.called_ns[rank] = next((time_ns for each, time_ns in times if each is call), 0)
 
     def _places(self, rank: int) -> list[tuple[Place, CollectiveCall | None]]:
@@ -259,13 +258,11 @@ class Waits:
 
     def _unfinished(self, rank: int) -> list[tuple[Place, CollectiveCall]]:
         """Calls that have not finished, oldest first."""
-        record = self.evidence[rank].flight_record
-        calls = record.made.unfinished if record else ()
+        calls = self._records[rank].made.unfinished
         return [(self._p2p[rank][call] if call.is_p2p else self._collective(rank, call), call) for call in calls]
 
     def _group_of(self, rank: int, call: CollectiveCall) -> Group:
-        record = self.evidence[rank].flight_record
-        return self._groups.find(rank, record.group_name(call) if record else "")
+        return self._groups.find(rank, self._records[rank].group_name(call))
 
     def _collective(self, rank: int, call: CollectiveCall) -> Place:
         group = self._group_of(rank, call)
@@ -273,8 +270,7 @@ class Waits:
 
     def _p2p_places(self, rank: int) -> dict[CollectiveCall, Place]:
         """The unfinished sends and recvs in the rank's flight record."""
-        record = self.evidence[rank].flight_record
-        calls = record.made.unfinished if record else ()
+        calls = self._records[rank].made.unfinished
         return {call: _p2p(self._group_of(rank, call), rank, call) for call in calls if call.is_p2p}
 
     def _function_place(self, evidence: RankEvidence) -> Place | None:
@@ -316,7 +312,7 @@ class Waits:
         return frozenset() if is_met and self.states.get(place.peer) not in _OWN_FAULT else frozenset({place.peer})
 
     def _missing_in_function(self, place: Place) -> frozenset[int]:
-        return frozenset(set(place.group.ranks) - self._in_function[place])
+        return frozenset(place.group.ranks).difference(self._in_function.get(place, ()))
 
 
 def _p2p(group: Group, rank: int, call: CollectiveCall) -> Place:
