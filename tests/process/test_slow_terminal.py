@@ -20,7 +20,7 @@ from tests.support.screen import CTRL_C, CTRL_Q, CTRL_S, Screen
 
 FLOOD, WRITE = PROGRAMS / "flood.py", PROGRAMS / "write.py"
 PLAIN = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| ", "NO_COLOR": "1"}
-WORKERS, LINES, WIDTH = 2, 150_000, 200
+WORKERS, LINES, WIDTH = 2, 30_000, 1000
 """60 MB in all: more than the launcher keeps for a console that lags."""
 
 QUEUES_MB = 32 + 16
