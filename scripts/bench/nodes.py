@@ -41,7 +41,8 @@ class Job:
         self.lab = lab
         self.began = time.time()
         arguments = ("--nproc-per-node", str(workers), SCRIPT, mode, str(folder))
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
         if torchrun:
             meet = ("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lab.nodes[0].address}:29400")

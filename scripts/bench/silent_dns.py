@@ -23,16 +23,18 @@ from tests.support.nodes import Keys, Lab  # noqa: E402
 
 HOSTS = size("BENCH_NODES", 3, 2)
 WORKERS = size("BENCH_WORKERS", 1, 1)
-PROGRAM = ROOT / "tests" / "support" / "programs" / "allreduce.py"
+PROGRAM = (ROOT / "tests" / "support" / "programs" / "rounds.py", ROOT)
+"""Ends after one all-reduce, because the path of its argument exists."""
 
 
 def start(lab: Lab, folder: str) -> tuple[float, str]:
     """Seconds until the job of one step has ended; and what the launcher wrote, empty if all nodes met at once."""
     names = ",".join(node.name for node in lab.nodes)
     options = ("-v", "--hosts", names, "--ssh-config", str(lab.ssh_config), "--nproc-per-node", str(WORKERS))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder, "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": folder, "OMP_NUM_THREADS": "1"}
     began = time.perf_counter()
-    done = lab.run((*DDPLAUNCH, *options, PROGRAM, "1"), env=env, stdin=subprocess.DEVNULL)
+    done = lab.run((*DDPLAUNCH, *options, *PROGRAM), env=env, stdin=subprocess.DEVNULL)
     elapsed_s = time.perf_counter() - began
     met_at_once = done.returncode == 0 and not re.search(r"\blost\b|restart|another run", done.stderr)
     return elapsed_s, "" if met_at_once else f"exit code {done.returncode}\n{done.stderr}"

@@ -157,7 +157,6 @@ def print_starts(lab: nodes.Lab) -> None:
 def main() -> None:
     if reason := nodes.why_not() or cluster.why_not():
         sys.exit(reason)
-    os.environ["PYTHONPATH"] = str(ROOT)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "keys").mkdir()
         keys = nodes.Keys(Path(folder, "keys"))
