@@ -1,7 +1,7 @@
 """CPU time, memory and threads of the launcher in a run over SSH on many hosts; needs root.
 
-The hosts are network namespaces with a real sshd each, from ``tests/support/nodes.py``; each runs a no-op
-program. All hosts share this machine: agents and sshd cause most of the wall time until all agents are ready.
+The hosts are network namespaces with a real sshd each, from ``tests/support/nodes.py``; each runs a shell that prints
+a line. All hosts share this machine: their processes, which load Python and torch, cause nearly all of the wall time.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ if TYPE_CHECKING:
 HOSTS = size("BENCH_NODES", 64, 2)
 
 
-def ready(launcher: subprocess.Popen[bytes]) -> None:
-    """Wait until all agents are ready."""
-    assert launcher.stderr
-    output = []
-    for line in launcher.stderr:
-        output.append(line.decode(errors="replace"))
-        if f"{HOSTS} workers on {HOSTS} nodes" in output[-1]:
-            return
-    sys.exit(f"the job did not start:\n{''.join(output)}")
+def wait_for_workers(launcher: subprocess.Popen[bytes], errors: Path) -> None:
+    """Wait until the worker of each host has printed its line."""
+    assert launcher.stdout
+    lines = sum(b"up" in line for _, line in zip(range(HOSTS), launcher.stdout, strict=False))
+    if lines < HOSTS:
+        sys.exit(f"the job did not start:\n{errors.read_text()}")
 
 
 def cpu_s(launcher: psutil.Process) -> tuple[float, float]:
@@ -77,15 +74,16 @@ def most_threads(launcher: psutil.Process) -> Iterator[list[int]]:
 def measure(keys: Keys) -> tuple[float, ...]:
     """Wall time; CPU seconds of the launcher, of its children and of the hosts; the launcher's PSS and RSS in MB."""
     with tempfile.TemporaryDirectory() as folder, Lab(Path(folder) / "lab", keys, HOSTS) as lab:
-        names = ",".join(node.name for node in lab.nodes)
+        names, errors = ",".join(node.name for node in lab.nodes), Path(folder) / "stderr"
         command = (*DDPLAUNCH, "--hosts", names, "--ssh-config", str(lab.ssh_config), "--nproc-per-node", "1")
         env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder}
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        program = ("--no-python", "sh", "-c", "echo up; exec sleep 1000")
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         began = time.perf_counter()
-        with lab.popen((*command, "--no-python", "sleep", "1000"), env=env, **streams) as running:
+        with open(errors, "wb") as log, lab.popen((*command, *program), env=env, stderr=log, **streams) as running:
             launcher = psutil.Process(running.pid)
             with most_threads(launcher) as most:
-                ready(running)
+                wait_for_workers(running, errors)
             wall_s = time.perf_counter() - began
             used_s = *cpu_s(launcher), hosts_cpu_s(launcher)
             memory, threads = launcher.memory_full_info(), launcher.num_threads()
@@ -103,12 +101,12 @@ def main() -> None:
     wall_s, own_s, children_s, hosts_s, pss_mb, rss_mb, most, threads = medians
     print(f"{HOSTS} hosts: {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}, medians of {REPEATS}\n")
     print("| measure | ddplaunch |\n|---|---|")
-    print(f"| command to all agents ready | {wall_s:.1f} s |")
-    print(f"| CPU of all hosts until all agents are ready, on shared cores | {hosts_s:.1f} s |")
+    print(f"| command to the first line of all workers | {wall_s:.1f} s |")
+    print(f"| CPU of all hosts until then, on shared cores | {hosts_s:.1f} s |")
     own_ms, children_ms = 1000 * own_s / HOSTS, 1000 * children_s / HOSTS
     print(f"| CPU per host: launcher / `ssh -G` | {own_ms:.1f} / {children_ms:.1f} ms |")
     print(f"| launcher's PSS / RSS | {pss_mb:.0f} / {rss_mb:.0f} MB |")
-    print(f"| launcher's threads: most / when all agents are ready | {most:.0f} / {threads:.0f} |")
+    print(f"| launcher's threads: most / when all workers run | {most:.0f} / {threads:.0f} |")
 
 
 if __name__ == "__main__":

@@ -39,9 +39,10 @@ NOBODY = 65534
 LOGIN = """#!/bin/sh
 IFS= read -r start
 IFS= read -r given
-printf '%s\\n' "$given" > {fifo}
 name=${{given##*'"name": "'}}
-until [ -e {fifo}-"${{name%%\\"*}}" ]; do sleep 0.05; done
+mkfifo {fifo}-"${{name%%\\"*}}"
+printf '%s\\n' "$given" > {fifo}
+read end < {fifo}-"${{name%%\\"*}}"
 printf '\\n%s{{"has_connected": true}}\\n' '{prefix}'
 cat >/dev/null
 """
@@ -58,7 +59,7 @@ def agents(fifo: str) -> None:
             given = json.loads(line)
             kept += [relay._connect(LAB_ADDRESS, given, kind) for kind in (relay.ERRORS, relay.RECORDS)]
             kept[-1].sendall(remote_start.FACTS_PREFIX + facts.encode() + b"\n")
-            Path(f"{fifo}-{given['name']}").touch()
+            os.close(os.open(f"{fifo}-{given['name']}", os.O_WRONLY))  # Waits until the login reads.
 
 
 def launch(ssh_config: str) -> None:

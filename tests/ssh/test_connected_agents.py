@@ -289,8 +289,8 @@ def test_without_room_for_a_thread_a_node_that_stays_connected_over_ssh_fails(
 
 
 def test_once_a_node_cannot_connect_the_next_ones_do_not_try(make_lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each try would take 3 s where a firewall drops what they send, and 20 hosts are logged in to at a time."""
-    monkeypatch.setattr(connections, "MAX_LOGINS", 1)
+    """Each try would take 3 s where a firewall drops what they send, and 100 hosts are started at a time."""
+    monkeypatch.setattr(connections, "MAX_STARTS", 1)
     lab = make_lab(3)
     with connecting(lab) as them:
         them.listener = listener_of(them.connections, local_addr="127.0.0.1")

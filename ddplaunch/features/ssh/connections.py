@@ -39,8 +39,12 @@ _PROXY_END_S = 1.0
 _MIN_WAIT_S, _MAX_WAIT_S = 0.2, 5.0
 
 
-MAX_LOGINS = 20
-"""Hosts on which agents are started at the same time. Each takes two threads: of the pool, and paramiko's."""
+_MAX_LOGINS = 20
+"""Logins at the same time: an encrypted handshake is CPU time of the launcher, and sshd refuses too many."""
+
+MAX_STARTS = 100
+"""Hosts on which agents are started at the same time. Each takes two threads: of the pool, and paramiko's. It is more
+than logins, since a host may be slow to load Python, and a --remote-setup may take long."""
 
 
 class LoginLimiter:
@@ -80,7 +84,7 @@ class Connections:
         self._pool_size = 0
         self._waiting: deque[Callable[[], object]] = deque()
         self._jump_settings = RemoteConfig(config=settings.config, accept_new=settings.accept_new)
-        self._limiter = LoginLimiter(MAX_LOGINS)
+        self._limiter = LoginLimiter(_MAX_LOGINS)
         self._keys = KeyRing()
         self._known: OncePerKey[KnownHosts] = OncePerKey()
         self._jump_configs: OncePerKey[HostConfig] = OncePerKey()
@@ -90,14 +94,14 @@ class Connections:
         self._closed = threading.Event()
 
     def in_pool(self, work: Callable[[], object]) -> None:
-        """Call ``work``, which must not raise, in one of ``MAX_LOGINS`` threads, which end when there is no more work.
+        """Call ``work``, which must not raise, in one of ``MAX_STARTS`` threads, which end when there is no more work.
 
         Raises:
             RuntimeError: no room for the first thread.
         """
         with self._pool_lock:
             self._waiting.append(work)
-            if self._pool_size < MAX_LOGINS:
+            if self._pool_size < MAX_STARTS:
                 try:
                     in_thread("login", self._run_pool)
                     self._pool_size += 1

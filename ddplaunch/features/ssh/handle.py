@@ -22,7 +22,7 @@ from ddplaunch.features.remote.call_back import CallBackHandle
 from ddplaunch.features.remote.relay import CONTINUE, END_INPUT, EXITED, KILL, NO_CONNECTION
 from ddplaunch.features.ssh.agent_stream import BUFFER_BYTES, AgentStream, send_all
 from ddplaunch.features.ssh.config import ConnectFailed
-from ddplaunch.features.ssh.connections import MAX_LOGINS, Connections
+from ddplaunch.features.ssh.connections import MAX_STARTS, Connections
 from ddplaunch.features.ssh.listener import HINT, AgentListener
 from ddplaunch.features.ssh.session import close_now, transport_deadline
 from ddplaunch.protocol import environment, wire
@@ -318,7 +318,7 @@ class SshTransport(Transport):
             )
         super().__init__(config, *others)
         hosts = len(config.hosts)
-        limits.raise_open_files(2 * hosts + 4 * MAX_LOGINS + 64, plural(hosts, "host"))
+        limits.raise_open_files(2 * hosts + 4 * min(hosts, MAX_STARTS) + 64, plural(hosts, "host"))
         try:
             self._connections = Connections(config.remote)
         except (OSError, RuntimeError) as error:

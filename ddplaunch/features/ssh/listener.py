@@ -31,7 +31,7 @@ class AgentListener:
     Attributes:
         has_told: the user knows of a node that stays connected over SSH.
         some_cannot_connect: a node has told that it cannot. Until one can, no other node tries: where a firewall drops
-            what they send, each ``MAX_LOGINS`` of them would wait for 3 s.
+            what they send, each ``MAX_STARTS`` of them would wait for 3 s.
     """
 
     def __init__(self, io: IoThread, config: LaunchConfig) -> None:
