@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.workers.start_plan import Placement
+from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.features.gpus import reader
 from ddplaunch.features.gpus.agent import begin
 from ddplaunch.features.gpus.records import GpuReading, GpusRead
 from ddplaunch.features.health.agent import HealthPart
-from ddplaunch.features.health.records import HardwareOfNode
+from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
 from ddplaunch.system import devices
 from tests.support.configs import a_round, agent_spec, rendezvous_config
 
 GPU = GpuReading(index=0, uuid="GPU-0")
+LOST = GpuReading(index=0, uuid="GPU-0", error="GPU is lost")
 
 
 def part_of(sent: list[object], *answers: GpuReading, is_stopping: bool = False) -> tuple[HealthPart, list[bool]]:
@@ -37,7 +39,7 @@ def part_of(sent: list[object], *answers: GpuReading, is_stopping: bool = False)
         return done()
 
     rest = {"report": sent.append, "outbox": SimpleNamespace(send=sent.append), "post": sent.append, "wait": wait}
-    rendezvous = SimpleNamespace(clock_ahead_s=(59.0, 61.0))
+    rendezvous = SimpleNamespace(tell_cannot_join=sent.append, clock_ahead_s=(59.0, 61.0))
     node: Any = SimpleNamespace(spec=spec, begun={"gpus": gpus}, rendezvous=rendezvous, **rest)
     node.is_stopping = lambda: is_stopping
     part = HealthPart(node)
@@ -54,6 +56,16 @@ def test_a_stop_of_the_run_is_not_delayed_by_a_driver_that_does_not_answer() -> 
     part, waits = part_of(sent := [], is_stopping=True)
     assert part.may_take_part()
     assert (waits, sent) == ([True, True], [])
+
+
+def test_a_refused_node_tells_the_others_before_it_ends() -> None:
+    part, _ = part_of(sent := list[object](), LOST)
+    with pytest.raises(LaunchError, match="the hardware is not sound: gpu3: GPU 0") as raised:
+        part.may_take_part()
+    assert raised.value.exit_code == HARDWARE
+    report, told = sent[-2:]
+    assert isinstance(report, NodeHealth)
+    assert told == raised.value.message
 
 
 def test_what_a_node_has_is_told_to_the_launcher_that_watches_the_job_once() -> None:

@@ -17,6 +17,7 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     MemberReady,
     MemberSpec,
+    NodeLeft,
     NodeReady,
     RecordsRejected,
     RendezvousLost,
@@ -176,3 +177,13 @@ def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvou
     assert first.wait_for(NodeSilent) == NodeSilent("job7", 1, 1.5)
     assert len([record for record in first.received if isinstance(record, NodeSilent)]) == 1
     assert not any(isinstance(record, RendezvousLost) for record in first.received), "its own rendezvous works"
+
+
+def test_a_node_that_leaves_may_be_replaced(make_nodes: Callable[..., list[Node]]):
+    store = MemoryStore()
+    nodes = make_nodes(store)
+    start_round(nodes)
+    nodes[1].send(NodeLeft(1))
+    settings = replace(CONFIG, node_index=1, is_server=False)
+    again = MemberSpec(rendezvous=settings, node_id="node1 again", run_id="job7", max_restarts=0)
+    assert claim_node_index(again, store.clone()) == (3, "")  # type: ignore[arg-type]

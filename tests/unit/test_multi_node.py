@@ -26,6 +26,7 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.protocol.rendezvous import (
     MemberSpec,
+    NodeCannotJoin,
     NodeLeft,
     NodeReady,
     NoFreePlace,
@@ -291,3 +292,23 @@ def slow_node(new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatc
     node.start_member = imports_torch  # type: ignore[method-assign]
     node.post(JoinRendezvous(rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)))
     return node
+
+
+def test_the_node_that_serves_reports_at_once_and_stays_until_the_others_have_the_verdict(
+    new_node: NewNode, spec: AgentSpec
+) -> None:
+    """A slow one would not get it, and would end by the SIGTERM that srun sends when this launcher has exited."""
+    verdict = RoundVerdict(0, "failed", decision="not restarted: no")
+    node = new_node(spec, {**TAKES_PART, WorkersEnded: [verdict]}, is_server=True, port=0, silent_after_s=5.0)
+    assert node.rendezvous.next_round()
+    assert node.rendezvous.finish_round(FAILED, has_unkillable=False).decision == verdict.decision
+    node.outbox.send(GIVE_UP)
+    node.close()
+    assert node.limit_s == pytest.approx(7, abs=1)
+
+
+def test_a_node_that_is_refused_tells_the_others(new_node: NewNode, spec: AgentSpec) -> None:
+    node = new_node(spec, JOINS)
+    node.answers[NodeCannotJoin] = [lambda: node.post(lambda: None)]
+    node.rendezvous.tell_cannot_join("GPU 2 is broken")
+    node.wait(lambda: NodeCannotJoin(3, "GPU 2 is broken") in node.told)

@@ -266,3 +266,9 @@ def test_a_note_of_a_stranger_is_limited():
     note = connect.read_note(store, "here:29400")  # type: ignore[arg-type]
     assert note
     assert len(note.text) < 200
+
+
+def test_a_node_without_a_rank_skips_the_claimed_ones():
+    store = MemoryStore()
+    claimed(ranked(0, "node2 x"), store)
+    assert [claimed(ranked(None, f"node{n} y"), store) for n in (3, 4)] == [(1, ""), (2, "")]

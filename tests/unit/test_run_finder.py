@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch import LaunchConfig
 from ddplaunch.features.ps import ps as page
 from ddplaunch.features.ps import run_finder
 from ddplaunch.features.ps.queries import RunOnHost, RunsFound
+from ddplaunch.features.runs import run_json
+from ddplaunch.launcher import run_facts
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import run_folder
 from ddplaunch.transport.handle import node_tag
@@ -141,3 +145,13 @@ def test_what_was_found_and_ended_is_told() -> None:
 def test_a_part_of_a_run_is_found_by_the_id_of_all_and_by_its_own() -> None:
     for name in (FRESH, OTHER):
         assert page.of_run(name, AGREED["gpu2"]) == list(AGREED["gpu2"].runs)
+
+
+def test_the_script_is_found_in_the_run_folder_of_the_launcher(tmp_path: Path) -> None:
+    folder = run_folder.create(tmp_path, "job7")
+    with run_folder.released(folder):
+        assert list(run_json.of_launcher(os.getpid())) == []
+        run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", LaunchConfig(script="train.py")), folder)
+        assert run_finder._scripts_of_launcher(os.getpid())["job7.0a1b2c"] == "train.py"
+    assert list(run_json.of_launcher(os.getpid())) == []
+    assert list(run_json.of_launcher(1 << 30)) == []

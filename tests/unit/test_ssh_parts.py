@@ -20,7 +20,7 @@ from ddplaunch.features.remote.io_thread import IoThread
 from ddplaunch.features.ssh import config, keys, sockets
 from ddplaunch.features.ssh.config import ConfigError, ConnectFailed, parse_jumps, resolve, selected_algorithms
 from ddplaunch.features.ssh.connections import LoginLimiter
-from ddplaunch.features.ssh.keys import KeyRing
+from ddplaunch.features.ssh.keys import KeyRing, OncePerKey
 from ddplaunch.features.ssh.known_hosts import KnownHosts
 from ddplaunch.features.ssh.session import connect
 from tests.support import golden
@@ -213,3 +213,26 @@ def test_a_connection_is_closed_for_the_peer_at_once_and_its_descriptor_when_nob
     go_on.set()
     wait_until(lambda: held.fileno() == -1)
     io.close()
+
+
+def test_a_shared_value_is_made_once_and_so_is_its_failure():
+    made: list[int] = []
+    shared: OncePerKey[int] = OncePerKey(is_good=lambda value: value > 1)
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    assert shared.get("a", make) == 1
+    assert shared.get("a", make) == 2  # 1 was not good any more.
+    assert shared.get("a", make) == 2
+
+    def fail() -> int:
+        made.append(1)
+        raise ConnectFailed("TCP", "no")
+
+    before = len(made)
+    for _ in range(3):
+        with pytest.raises(ConnectFailed):
+            shared.get("b", fail)
+    assert len(made) == before + 1
