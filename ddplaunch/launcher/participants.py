@@ -1,9 +1,9 @@
 """The nodes that take part in a run, and where they meet. A spare takes the position of a node that is left out.
 
 Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable_count``), for nodes
-that are lost (``lost_nodes``), that must not be used again, and that should not. When a rendezvous is lost, or the node
-that serves it, the first participant serves the next one. Where each node has a launcher, the nodes meet by themselves,
-and the coordinator decides which of them leave.
+that are lost (``lost_nodes``), that must not be used again, or that a scheduler takes out of service. When a rendezvous
+is lost, or the node that serves it, the first participant serves the next one. Where each node has a launcher, the
+nodes meet by themselves, and the coordinator decides which of them leave.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ class Participants:
         self._shown_failures = 0
         self._ready: set[int] = set()
         self._were_all_ready = False
-        self._number = self._tries = 0
-        """Of the current rendezvous, and how many have followed the one at which a round was formed last."""
+        self._number = 0
+        """Of the current rendezvous."""
+        self._tries = 0
+        """How many rendezvous have followed the one at which a round was formed last."""
         self._lost_by: list[int] = []
         """The nodes that have lost these."""
         self._attempt = self._restart_count = 0

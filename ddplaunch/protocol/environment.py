@@ -61,6 +61,12 @@ NAMES: dict[str, str] = {
     RUN_ID: "identifies the processes of the run on this node: run tag and, with several nodes, the node's number",
 }
 
+MAY_BE_INHERITED = (
+    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", *FLIGHT_RECORD_NAMES),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"),
+)
+"""Those of ``NAMES`` whose value the user may choose; ``-x`` refuses the others."""
+
 
 def shared_environ(inherited: Mapping[str, str], node_tag: str, local_world_size: int, cpus: int) -> dict[str, str]:
     """The variables that are equal for all workers of a node; the forkserver starts with them, before any import.

@@ -305,7 +305,7 @@ class Coordinator:
         if node_index not in self.participants or self.phase is Phase.WAITING:
             return self._form_if_complete()
         self._running.discard(node_index)
-        self._reports.node_lost = True
+        self._reports.node_gone = True
         reason = f"{self._hosts[node_index]} (node {self.participants.index(node_index)}) {what}"
         sent = self._stop(reason)
         self._reports.reason = self._reports.reason or reason
@@ -346,7 +346,7 @@ class Coordinator:
         that launcher, not the coordinator, ends the run if it cannot replace a lost node.
         """
         others_may_come = bool(self.assigned) or self.min_nodes < self.max_nodes
-        if not leaving and (others_may_come or not self._reports.node_lost):
+        if not leaving and (others_may_come or not self._reports.node_gone):
             return ""
         reason, here = self._reports.why_one_leaves, set(self.assigned) or {*self.participants, *self._waiting}
         remaining = len(here - self._absent - leaving) + self.spares

@@ -55,7 +55,7 @@ _GOES_ON = "the job goes on with other nodes"
 _MOVES = "the job goes on with another rendezvous"
 _SUCCEEDED = "all workers have succeeded"
 _STOPPED = "not restarted: the run was stopped"
-# The failure page shows this, other than NO_RESTARTS_ALLOWED itself.
+# The failure page does not show NO_RESTARTS_ALLOWED alone, but shows this.
 _FAILED_TOO = f"{NO_RESTARTS_ALLOWED}, and a worker has failed, not because of the loss"
 _LOST = "no further attempt: the rendezvous is lost"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
@@ -95,7 +95,7 @@ class RoundReports:
 
     Attributes:
         reason: why the round ended, if no worker's failure ended it.
-        node_lost: a node is lost, or has left by itself.
+        node_gone: a node is lost, or has left by itself.
         node_joined: a node has joined, and the next round includes it.
         stopping_nodes: nodes that stop by themselves (NodeStopsRound), in the order of arrival.
         ended_nodes: records of the nodes that have ended, in the order of arrival.
@@ -104,7 +104,7 @@ class RoundReports:
     """
 
     reason: str = ""
-    node_lost: bool = False
+    node_gone: bool = False
     node_joined: bool = False
     stopping_nodes: list[int] = field(default_factory=list)
     ended_nodes: list[WorkersEnded] = field(default_factory=list)
@@ -123,7 +123,7 @@ class RoundReports:
     @property
     def nodes_change(self) -> bool:
         """Whether the nodes of the next round are others: one is lost, has joined, or has failed and leaves."""
-        return self.node_lost or self.node_joined or self._failed_and_leaves
+        return self.node_gone or self.node_joined or self._failed_and_leaves
 
     @property
     def _failed_and_leaves(self) -> bool:
@@ -268,7 +268,7 @@ def decide(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few:
     """
     cause, by_itself = reports.cause, reports.worker_failed_by_itself
     # A lost node may be the cause of what then looks alike in several rounds; a script that gives up has its reason.
-    restarts.note(cause if cause and (cause.give_up or not reports.node_lost) else None)
+    restarts.note(cause if cause and (cause.give_up or not reports.node_gone) else None)
     outcome, why_end = _outcome_and_why_end(reports, restarts, why_too_few)
     is_restart = not why_end and by_itself
     is_change = not why_end and not by_itself
@@ -294,7 +294,7 @@ def _outcome_and_why_end(reports: RoundReports, restarts: Restarts, why_too_few:
     if reports.worker_failed_by_itself:
         why_no_restart = _STOPPED if reports.why_node_stopped else restarts.why_no_restart or why_too_few
         # The user has read that the job can go on without the lost node: say why it does not.
-        return "failed", _FAILED_TOO if reports.node_lost and why_no_restart == NO_RESTARTS_ALLOWED else why_no_restart
+        return "failed", _FAILED_TOO if reports.node_gone and why_no_restart == NO_RESTARTS_ALLOWED else why_no_restart
     if reports.why_node_stopped:
         return "stopped", _STOPPED
     if reports.nodes_change:

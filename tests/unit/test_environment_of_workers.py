@@ -48,11 +48,7 @@ ROUND = a_round(
 TASK = ScheduledTask(rank=6, local_rank=2, world_size=12, local_world_size=4, node_rank=1, tasks_per_node=(4, 4, 4))
 OF_TASK = replace(SPEC, workers=WorkerConfig(), task=TASK)
 ROUND_OF_TASK = a_round(node_rank=6, nnodes=12, first_rank=6, world_size=12)
-STALE = dict.fromkeys(
-    environment.NAMES.keys()
-    - {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *environment.FLIGHT_RECORD_NAMES, *BY_NETWORK},
-    "stale",
-)
+STALE = dict.fromkeys(environment.NAMES.keys() - set(environment.MAY_BE_INHERITED), "stale")
 OF_USER = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES")
 
 

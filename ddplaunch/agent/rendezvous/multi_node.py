@@ -64,7 +64,9 @@ class MultiNodeRendezvous(Rendezvous):
         self._next_attempt = self._restart_count = 0
         self._is_agreed = False
         self._why_departs = ""
-        self._join_until, self._others_import = NEVER, False
+        self._join_until = NEVER
+        self._others_import = False
+        """Other nodes may still import torch, so that the time to join has not begun."""
 
     @property
     def has_joined(self) -> bool:

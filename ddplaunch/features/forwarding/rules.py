@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from ddplaunch import features
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
+from ddplaunch.protocol.environment import MAY_BE_INHERITED, NAMES
 from ddplaunch.text import quote, without_login
 
 if TYPE_CHECKING:
@@ -40,13 +40,6 @@ class Rule:
     why: str
 
 
-_INHERITED = (
-    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", *FLIGHT_RECORD_NAMES),
-    *(name for name in NAMES if name.endswith("_SOCKET_IFNAME")),
-    *("NCCL_RAS_ADDR", "RES_OPTIONS"),
-)
-"""Those of ``NAMES`` that a worker may inherit."""
-
 _SECRET = Rule(
     (
         *("*TOKEN*", "*KEY*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*PASSPHRASE*", "*CREDENTIAL*", "*AUTHORIZATION*"),
@@ -61,7 +54,7 @@ _OF_SCHEDULERS = tuple(
 )
 
 RULES = (
-    Rule(tuple(name for name in NAMES if name not in _INHERITED), "never", "ddplaunch sets them for each worker"),
+    Rule(tuple(name for name in NAMES if name not in MAY_BE_INHERITED), "never", "ddplaunch sets them for each worker"),
     Rule(
         ("TOKENIZERS_*", "TORCH_COMPILE_*", "TORCHINDUCTOR_*"),
         "always",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
@@ -26,18 +27,6 @@ if TYPE_CHECKING:
 
 RUN_ID = "<run id>"
 """Stands for the run id and for the run tag: they are equal where the user gives no run id."""
-
-_BY_RANK = (
-    *("RANK", "ROLE_RANK", "GROUP_RANK", "LOCAL_RANK"),
-    *(
-        "TORCHELASTIC_ERROR_FILE",
-        script_request.VARIABLE,
-        *environment.FLIGHT_RECORD_NAMES,
-        "CUDA_VISIBLE_DEVICES",
-        environment.RUN_ID,
-    ),
-)
-_BY_COUNT = ("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "OMP_NUM_THREADS")
 
 
 def of_ranks(
@@ -63,12 +52,20 @@ def common(environs: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def known_for_all_ranks(config: LaunchConfig, spec: AgentSpec, node: NodePlan, nodes: int) -> dict[str, str]:
-    """The variables of every worker that do not depend on unknown facts."""
+    """The variables of every worker that do not depend on unknown facts: those that are equal in different cases."""
     workers = node.workers or 1
+    names = setup.node_names(config)
     round_ = _round(config, spec, 0, (workers,) * nodes, (0, nodes * workers))
-    env = _environ(config, spec, node, _shared(config, setup.node_names(config), 0, workers), round_, 0)
-    unknown = {*_BY_RANK, *(_BY_COUNT if node.workers is None or config.min_nodes < config.max_nodes else ())}
-    return {name: value for name, value in env.items() if name not in unknown}
+    cases = [(round_, 0, workers), (replace(round_, node_rank=1, first_rank=workers), 1, workers)]
+    if node.workers is None or config.min_nodes < config.max_nodes:
+        more = replace(round_, nnodes=nodes + 1, local_world_size=workers + 1, world_size=(nodes + 1) * (workers + 1))
+        cases.append((more, 0, workers + 1))
+    return common(
+        [
+            _environ(config, spec, node, _shared(config, names, case.node_rank, count), case, local_rank)
+            for case, local_rank, count in cases
+        ]
+    )
 
 
 def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: int) -> dict[str, str]:
