@@ -25,7 +25,6 @@ from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cli.parser import INHERITED, GroupedCommand, complete_path
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.rows import load
 from ddplaunch.text import escape
 
@@ -81,14 +80,6 @@ ARGUMENTS = (
 )
 
 
-@dataclass(frozen=True)
-class StartedBy:
-    """A run that a command starts, as ``--detach`` does; ``start`` is its function."""
-
-    config: LaunchConfig
-    start: str
-
-
 def _to_config(options: Mapping[str, Any], **others: object) -> LaunchConfig:
     """The configuration of a run with ``options``, and ``others`` in their place.
 
@@ -105,14 +96,17 @@ def _to_config(options: Mapping[str, Any], **others: object) -> LaunchConfig:
         raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
 
 
-def _dispatch(**options: Any) -> LaunchConfig | StartedBy | int:
-    """The configuration of the run; or run another command, and return its exit code."""
+def _dispatch(**options: Any) -> LaunchConfig | tuple[LaunchConfig, str] | int:
+    """The configuration of the run; or run another command, and return its exit code.
+
+    Of a run that a command starts, as ``--detach`` does, also the function of this command.
+    """
     chosen = commands.chosen(options)
     if chosen and not chosen.starts_run:
         inherited = click.get_current_context().meta[INHERITED]
         return commands.run(chosen, options, _show, _print, partial(_to_config, options), inherited)
     config = _to_config(options)
-    return StartedBy(config, chosen.run) if chosen else config
+    return (config, chosen.run) if chosen else config
 
 
 def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
@@ -183,7 +177,7 @@ def _discard_stdout() -> None:
 
 def _run(argv: Sequence[str] | None) -> int:
     parsed = _parse(argv)
-    config = parsed.config if isinstance(parsed, StartedBy) else parsed
+    config, start = parsed if isinstance(parsed, tuple) else (parsed, "")
     if not isinstance(config, LaunchConfig):  # --help, --version or another command
         return int(config)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
@@ -193,9 +187,9 @@ def _run(argv: Sequence[str] | None) -> int:
         )
     if config.entry == "script" and config.script == "-":
         config = replace(config, text=_program_on_stdin(config))
-    if isinstance(parsed, StartedBy):
+    if start:
         report = (lambda _: None) if config.output.verbosity < 0 else _print
-        return int(load(parsed.start)(config, _show, report))
+        return int(load(start)(config, _show, report))
     from ddplaunch.system import signals
 
     with signals.ctrl_c_ends_process():
