@@ -39,6 +39,10 @@ _BUSY_S = 0.02
 """While events wait, the parts run no more often: each looks at all of its deadlines."""
 
 
+Reply = Callable[[object], None]
+"""Gives another process of the user the one record that answers its request on the control socket. Any thread."""
+
+
 class RunServices(NamedTuple):
     """What a run offers its watches.
 
@@ -66,22 +70,11 @@ class RunServices(NamedTuple):
     note: Callable[..., None]
     folder: Callable[[], Path | None]
     post: Callable[[Callable[[], object]], None]
-    ask: Callable[[ControlRequest], bool]
+    ask: Callable[[Request, Reply], bool]
 
     def send_to_all(self, order: Order) -> None:
         """Send an order to all nodes of the job, also to those of other launchers."""
         self.nodes.send(OrderToNodes(order) if self.config.each_node_has_launcher else order)
-
-
-class ControlRequest(NamedTuple):
-    """A request of another process of the user on the control socket.
-
-    Attributes:
-        answer: takes the one record that the process gets; it may be called in any thread.
-    """
-
-    request: Request
-    answer: Callable[[object], None]
 
 
 class RunEnd(NamedTuple):
@@ -130,8 +123,8 @@ class Watch:
     def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
         """Something has happened that a chronicle of the run should have; as ``Watches.note``."""
 
-    def on_request(self, request: ControlRequest) -> bool:
-        """Answer a request on the control socket if it is one of this watch's. Returns whether it was.
+    def on_request(self, request: Request, reply: Reply) -> bool:
+        """Answer a request on the control socket, now or later, if it is one of this watch's. Returns whether it was.
 
         A watch may also refuse what the run cannot do now, before the watch that would do it is asked.
         """
@@ -257,9 +250,9 @@ class Watches:
         for watch in self.all:
             watch.on_note(event, text, t, node, facts)
 
-    def on_request(self, request: ControlRequest) -> bool:
+    def on_request(self, request: Request, reply: Reply) -> bool:
         """Whether a watch answers a request on the control socket."""
-        return any(watch.on_request(request) for watch in self.all)
+        return any(watch.on_request(request, reply) for watch in self.all)
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
         """``result`` of an attempt, as all watches explain it."""

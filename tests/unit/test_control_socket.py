@@ -16,11 +16,12 @@ from ddplaunch import LaunchConfig
 from ddplaunch.features.control import launcher as control_socket
 from ddplaunch.features.control.launcher import Control, ControlSocket
 from ddplaunch.features.hangs.records import ExamineRun, RunExamined
-from ddplaunch.launcher.watches import ControlRequest
+from ddplaunch.launcher.watches import Reply
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     MAX_REQUEST_BYTES,
     SOCKET,
+    Request,
     RequestRefused,
 )
 from ddplaunch.system import linux
@@ -35,8 +36,8 @@ class Served:
     """A control socket and the requests that it has posted."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.posted = folder, queue.SimpleQueue[ControlRequest]()
-        self.socket = ControlSocket(folder, self.posted.put)
+        self.folder, self.posted = folder, queue.SimpleQueue[tuple[Request, Reply]]()
+        self.socket = ControlSocket(folder, lambda *asked: self.posted.put(asked))
 
     @contextlib.contextmanager
     def client(self, line: bytes = wire.encode(REQUEST)) -> Iterator[socket.socket]:
@@ -49,9 +50,9 @@ class Served:
                 client.sendall(line)
             yield client
 
-    def answer_one(self) -> ControlRequest:
-        request = self.posted.get(timeout=10)
-        request.answer(ANSWER)
+    def answer_one(self) -> Request:
+        request, reply = self.posted.get(timeout=10)
+        reply(ANSWER)
         return request
 
 
@@ -72,7 +73,7 @@ def read(client: socket.socket) -> object:
 
 def is_served(served: Served) -> bool:
     with served.client() as client:
-        return served.answer_one().request == REQUEST and read(client) == ANSWER
+        return served.answer_one() == REQUEST and read(client) == ANSWER
 
 
 def test_only_this_user_may_connect_and_nothing_is_left(tmp_path: Path) -> None:
@@ -127,7 +128,8 @@ def test_a_client_that_never_reads_is_given_up(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(control_socket, "_MAX_CLIENTS", 1)
     served = Served(tmp_path)
     with served.client():
-        served.posted.get(timeout=10).answer(RunExamined(sentences=("x" * 1000,) * 1000))
+        _, reply = served.posted.get(timeout=10)
+        reply(RunExamined(sentences=("x" * 1000,) * 1000))
         wait_until(lambda: served.socket._places.acquire(blocking=False))
         served.socket._places.release()
         monkeypatch.undo()
@@ -148,8 +150,8 @@ def test_too_many_clients_are_refused_until_one_has_gone(served: Served) -> None
         requests = [served.posted.get(timeout=10) for _ in clients]
         with served.client(b"") as refused:
             assert read(refused) == RequestRefused("too many requests at once")
-        for request in requests:
-            request.answer(ANSWER)
+        for _, reply in requests:
+            reply(ANSWER)
         assert [read(client) for client in clients] == [ANSWER] * 8
 
 
@@ -181,5 +183,5 @@ def test_a_folder_that_takes_no_socket_is_said_with_verbose_only(tmp_path: Path)
 def test_a_file_of_this_name_that_another_has_made_stays(tmp_path: Path) -> None:
     (tmp_path / SOCKET).write_text("another's")
     with pytest.raises(OSError, match="in use"):
-        ControlSocket(tmp_path, lambda _: None)
+        ControlSocket(tmp_path, lambda *_: None)
     assert (tmp_path / SOCKET).read_text() == "another's"

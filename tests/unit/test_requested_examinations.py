@@ -9,7 +9,6 @@ import pytest
 
 from ddplaunch.features.hangs.examinations import EXAMINATION_S, RequestedExaminations
 from ddplaunch.features.hangs.records import ExamineRun, RunExamined, WorkersExamined
-from ddplaunch.launcher.watches import ControlRequest
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import ANSWER_S, RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
@@ -45,7 +44,7 @@ class Launcher:
 
     def ask(self) -> None:
         self.asked += 1
-        self.examinations.on_request(ControlRequest(ExamineRun("job7"), self._take(self.asked)))
+        self.examinations.on_request(ExamineRun("job7"), self._take(self.asked))
         self.due()
 
     def _take(self, number: int):  # type: ignore[no-untyped-def]

@@ -39,5 +39,5 @@ def test_what_needs_the_terminal_keeps_it(
         show=lambda text, _level, kind: done.append(f"{kind}: {text}"),
     )
     (watch,) = launcher.watches(run_services(LaunchConfig(script="x.py"), nodes=nodes, messages=messages))
-    assert watch.on_request(SimpleNamespace(request=LeaveTerminal("tag"), answer=done.append))  # type: ignore[arg-type]
+    assert watch.on_request(LeaveTerminal("tag"), done.append)
     assert done == ([RequestRefused(refused)] if refused else [SAID, "leaves", "left", RequestGranted()])

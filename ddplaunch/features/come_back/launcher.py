@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.control import LeaveTerminal, RequestGranted, RequestRefused
+from ddplaunch.launcher.watches import Reply, RunServices, Watch
+from ddplaunch.protocol.control import LeaveTerminal, Request, RequestGranted, RequestRefused
 from ddplaunch.system import signals
-
-if TYPE_CHECKING:
-    from ddplaunch.launcher.watches import ControlRequest, RunServices
 
 _SHOW_S = 0.5
 """Seconds to wait for the output that is still shown."""
@@ -29,10 +25,10 @@ class TerminalExit(Watch):
     def __init__(self, run: RunServices) -> None:
         self._run = run
 
-    def on_request(self, request: ControlRequest) -> bool:
+    def on_request(self, request: Request, reply: Reply) -> bool:
         """Leave the terminal, unless the run needs it."""
-        if isinstance(request.request, LeaveTerminal):
-            request.answer(self._leave())
+        if isinstance(request, LeaveTerminal):
+            reply(self._leave())
             return True
         return False
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.errors import Level
-from ddplaunch.launcher.watches import ControlRequest, RunServices, Watch
+from ddplaunch.launcher.watches import Reply, RunServices, Watch
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     ANSWER_S,
     MAX_REQUEST_BYTES,
     SOCKET,
     TO_LAUNCHER,
+    Request,
     RequestGranted,
     RequestRefused,
     StopRun,
@@ -49,21 +50,21 @@ class Control(Watch):
         self._socket: ControlSocket | None = None
         if folder := run.folder():
             try:
-                self._socket = ControlSocket(folder, lambda request: run.post(lambda: self._on_request(request)))
+                self._socket = ControlSocket(folder, lambda *asked: run.post(lambda: self._on_request(*asked)))
             except (OSError, RuntimeError) as error:  # RuntimeError: the limit of threads.
                 effect = "--stacks will not work with this run, and --attach cannot stop it"
                 text = f"{effect}: {folder / SOCKET}: {error}"
                 run.post(lambda: run.messages.show(text, Level.VERBOSE))
 
-    def _on_request(self, request: ControlRequest) -> None:
+    def _on_request(self, request: Request, reply: Reply) -> None:
         """Answer a request, now or later."""
-        if request.request.run_tag != self._run.run_tag:
-            request.answer(RequestRefused("another run of this process"))
-        elif isinstance(request.request, StopRun):
-            request.answer(RequestGranted())
+        if request.run_tag != self._run.run_tag:
+            reply(RequestRefused("another run of this process"))
+        elif isinstance(request, StopRun):
+            reply(RequestGranted())
             self._run.shutdown.on_stop_request()
-        elif not self._run.ask(request):
-            request.answer(RequestRefused("not a request that this version knows"))
+        elif not self._run.ask(request, reply):
+            reply(RequestRefused("not a request that this version knows"))
 
     def on_loop_ended(self) -> None:
         """Tell clients that wait for an answer that the run ends."""
@@ -74,7 +75,7 @@ class Control(Watch):
 class ControlSocket:
     """The socket, until ``close``."""
 
-    def __init__(self, folder: Path, post: Callable[[ControlRequest], None]) -> None:
+    def __init__(self, folder: Path, post: Callable[[Request, Reply], None]) -> None:
         """Open the socket.
 
         Raises:
@@ -140,7 +141,7 @@ class ControlSocket:
         try:
             if self._closed.is_set():
                 return RequestRefused("the run ends")
-            self._post(ControlRequest(request, answers.put))
+            self._post(request, answers.put)
             return answers.get(timeout=ANSWER_S)
         except queue.Empty:
             return RequestRefused(f"the launcher has not answered for {ANSWER_S:g} s")

@@ -25,9 +25,9 @@ from ddplaunch.features.debug.records import (
     SessionOutput,
     TypeKeys,
 )
-from ddplaunch.launcher.watches import ControlRequest, RunServices, Watch
+from ddplaunch.launcher.watches import Reply, RunServices, Watch
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.control import LeaveTerminal, RequestRefused
+from ddplaunch.protocol.control import LeaveTerminal, Request, RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import escape, ranks
@@ -100,11 +100,11 @@ class Debugging(Watch):
         self._has_explained = self._is_announced = False
         self._column_is_0 = True
 
-    def on_request(self, request: ControlRequest) -> bool:
+    def on_request(self, request: Request, reply: Reply) -> bool:
         """The terminal is not left while a rank has it, or waits for it."""
-        if not self._sessions or not isinstance(request.request, LeaveTerminal):
+        if not self._sessions or not isinstance(request, LeaveTerminal):
             return False
-        request.answer(RequestRefused("a rank has stopped in a debugger and needs it"))
+        reply(RequestRefused("a rank has stopped in a debugger and needs it"))
         return True
 
     # Events.

@@ -29,10 +29,10 @@ from ddplaunch.features.hangs.records import (
     unfolded,
 )
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import ControlRequest, RunServices, Watch
+from ddplaunch.launcher.watches import Reply, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.control import RequestRefused
+from ddplaunch.protocol.control import Request, RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, Report
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import duration, escape, grouped, plural, quote, ranks
@@ -258,22 +258,22 @@ class RequestedExaminations(Watch):
         self._attempt = -1
         self._attempts: dict[int, int] = {}
         """By node: the attempt of its running workers. One may be in the next before the end of another's is read."""
-        self._waiting: list[ControlRequest] = []
-        self._asking: list[ControlRequest] = []
+        self._waiting: list[Reply] = []
+        self._asking: list[Reply] = []
         """Those that wait for the next examination, and for the present one."""
         self._examination: Examination | None = None
 
     # Events.
 
-    def on_request(self, request: ControlRequest) -> bool:
+    def on_request(self, request: Request, reply: Reply) -> bool:
         """A client asks; ``run_due`` begins the examination."""
-        if not isinstance(request.request, ExamineRun):
+        if not isinstance(request, ExamineRun):
             return False
         if not self._running:
             when = "have ended" if self._attempt >= 0 else "have not started"
-            request.answer(RunExamined(sentences=(f"nothing to examine: the workers {when}",)))
+            reply(RunExamined(sentences=(f"nothing to examine: the workers {when}",)))
         else:
-            self._waiting.append(request)
+            self._waiting.append(reply)
         return True
 
     def on_event(self, index: int, event: object) -> None:
@@ -314,12 +314,12 @@ class RequestedExaminations(Watch):
         self._send(ExamineWorkers(self._attempt, self._number, is_requested=True))
 
     def _conclude(self, examination: Examination) -> None:
-        requests, self._asking, self._examination = self._asking, [], None
+        replies, self._asking, self._examination = self._asking, [], None
         folder = self._folder()
 
         def reply(answer: object) -> None:
-            for request in requests:
-                request.answer(answer)
+            for each in replies:
+                each(answer)
 
         refused: object = RequestRefused("what the workers do could not be explained")
         post_from_thread("stacks", lambda: _answer(examination, folder), reply, refused)
