@@ -226,7 +226,7 @@ class Nodes:
 
     def sweep(self, node: Node) -> None:
         """The agent of ``node`` is lost: start to kill the node's remaining processes."""
-        node.sweeper = self._transport.sweep(node.index)
+        node.sweeper = self._transport.sweep(node.index, lambda event: self.on_sweep_event(node, event))
         node.state = NodeState.SWEEPING if node.sweeper else NodeState.LOST
         if node.sweeper:
             node.sweep_deadline = time.monotonic() + SWEEP_S

@@ -48,7 +48,7 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.threads import result_of
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, NodeFacts
+from ddplaunch.transport.handle import ChannelClosed, FromNode, NodeFacts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -177,8 +177,6 @@ class Run:
                 self._shutdown.on_signal(event)
             case FromNode(index=index, event=node_event):
                 self._on_node_event(self._nodes.all[index], node_event)
-            case FromSweep(index=index, event=sweep_event):
-                self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
             case _ if callable(event):  # See ``RunServices.post``.
                 event()
 
@@ -208,8 +206,8 @@ class Run:
                 self._on_agent_ended(node, pids)
             case _ if node.state is NodeState.DONE or node.state.is_lost:
                 pass
-            case AgentConnected(facts=facts):
-                self._on_agent_connected(node, facts)
+            case NodeFacts():
+                self._on_agent_connected(node, event)
             case HostFailure():
                 self._lost_nodes.on_host_failure(node, event)
             case AgentReady(local_world_size=local_world_size):

@@ -98,7 +98,7 @@ class AgentHandle(abc.ABC):
 
     def _post_connected(self, host: object, facts: NodeFacts) -> None:
         """Post that the agent has been started on another machine, ``host``, and what has come of a keeper there."""
-        self._post(AgentConnected(facts))
+        self._post(facts)
         if facts.kept:
             self._post(Notice(f"{host}: {facts.kept}", 1))
 
@@ -175,7 +175,7 @@ class Transport(abc.ABC):
 
     Attributes:
         node_names: display names of all nodes, the spares last.
-        is_remote: each agent has to be connected to first: its handle posts AgentConnected or a HostFailure.
+        is_remote: each agent has to be connected to first: its handle posts NodeFacts or a HostFailure.
     """
 
     is_remote = True
@@ -208,26 +208,26 @@ class Transport(abc.ABC):
         Raises:
             LaunchError: this machine cannot start it.
         """
-        host, post, output = self.node_names[index], post_as(FromNode, index, self._post), self._output
+        host, post, output = self.node_names[index], self._post, self._output
         try:
             return self._start_agent(
                 index,
-                lambda event: post(of_host(host, event)),
+                lambda event: post(FromNode(index, of_host(host, event))),
                 lambda header, data: output(of_host(host, header), data),
                 purpose,
             )
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the agent on {host} cannot be started: {error}", NO_ROOM_HINT) from None
 
-    def sweep(self, index: int) -> AgentHandle | None:
-        """Start an agent that kills all processes of the lost node ``index``; its events are posted as ``FromSweep``.
+    def sweep(self, index: int, on_event: Callable[[object], object]) -> AgentHandle | None:
+        """Start an agent that kills all processes of the lost node ``index``; calls of ``on_event`` are posted.
 
         Returns:
             None if this machine cannot start it.
         """
         try:
-            post = post_as(FromSweep, index, self._post)
-            sweeper = self._start_agent(index, post, discard_output, "sweep")
+            post = self._post
+            sweeper = self._start_agent(index, lambda event: post(lambda: on_event(event)), discard_output, "sweep")
         except (OSError, RuntimeError, LaunchError):
             return None
         excluded_pids = () if self.is_remote else (os.getpid(), os.getppid())
@@ -264,7 +264,9 @@ class Transport(abc.ABC):
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts that a node reports before its agent's first record. A version is empty if the package is missing.
+    """Posted when the agent runs on its node and accepts records: what the node has said of itself before.
+
+    A version is empty if the package is missing.
 
     Attributes:
         pid: of the agent, as itself sees it: in a container, another process may have this pid outside. 0 if the
@@ -293,13 +295,6 @@ class NodeFacts:
 
 
 @dataclass(frozen=True)
-class AgentConnected:
-    """The agent's process runs on its node and accepts records; ``facts`` describes the node."""
-
-    facts: NodeFacts
-
-
-@dataclass(frozen=True)
 class WithData:
     """A record of the agent and the bytes that have followed it."""
 
@@ -318,19 +313,6 @@ class FromNode:
 
     index: int
     event: object
-
-
-@dataclass(frozen=True)
-class FromSweep:
-    """An event of the handle that sweeps the lost node ``index``."""
-
-    index: int
-    event: object
-
-
-def post_as(kind: type[FromNode | FromSweep], index: int, post: Post) -> Post:
-    """``post``, with every event wrapped in ``kind`` for node ``index``."""
-    return lambda event: post(kind(index, event))
 
 
 def discard_output(_header: Output, _data: bytes) -> None:

@@ -27,7 +27,7 @@ from ddplaunch.features.remote import relay, remote_start  # noqa: E402
 from ddplaunch.features.ssh.connections import Connections  # noqa: E402
 from ddplaunch.system import limits  # noqa: E402
 from ddplaunch.transport.failures import HostFailure  # noqa: E402
-from ddplaunch.transport.handle import AgentConnected  # noqa: E402
+from ddplaunch.transport.handle import NodeFacts  # noqa: E402
 from ddplaunch.version import __version__  # noqa: E402
 from tests.support.connecting import echo_start, handle, listener_of  # noqa: E402
 from tests.support.nodes import LAB_ADDRESS, Keys, Lab, NodeOptions  # noqa: E402
@@ -81,7 +81,7 @@ def launch(ssh_config: str) -> None:
     wall_s, cpu, memory = time.perf_counter() - began, me.cpu_times(), me.memory_info()
     is_over.set()
     failed = [event for event in settled if isinstance(event, HostFailure)]
-    connected = sum(isinstance(event, AgentConnected) for event in settled)
+    connected = sum(isinstance(event, NodeFacts) for event in settled)
     if failed or connected != HOSTS:
         sys.exit(f"{len(failed)} of {HOSTS} failed: {failed[:1]}")
     own_ms = 1000 * (cpu.user + cpu.system) / HOSTS

@@ -49,12 +49,11 @@ from ddplaunch.system import signals
 from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.handle import (
     _LARGE_BYTES,
-    AgentConnected,
     AgentHandle,
     ChannelClosed,
     FromNode,
+    NodeFacts,
     late_types,
-    post_as,
 )
 
 if TYPE_CHECKING:
@@ -144,11 +143,11 @@ class Handle(AgentHandle):
         post: Callable[[object], None],
         output: Callable[[Output, bytes], None],
     ) -> None:
-        super().__init__(f"on {host_name(index)}", post_as(FromNode, index, post), output)
+        super().__init__(f"on {host_name(index)}", lambda event: post(FromNode(index, event)), output)
         self._channel, self._channels, self.pinged_at = channel, channels, list[float]()
         self._unread, self._rest = deque[bytes](), bytearray()
         facts = {"pid": 1, "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}
-        self._post(AgentConnected(remote_start.read_facts(remote_start.FACTS_PREFIX + json.dumps(facts).encode())))
+        self._post(remote_start.read_facts(remote_start.FACTS_PREFIX + json.dumps(facts).encode()))
 
     def send(self, record: object) -> None:
         self._channels.outgoing.put((self, record))
@@ -215,7 +214,7 @@ class WatchedMailbox(Mailbox[object]):
         self._look()
         self._handled.value += self._is_handling
         event = super().get(deadline)
-        is_record = isinstance(event, FromNode) and not isinstance(event.event, Pong | AgentConnected | ChannelClosed)
+        is_record = isinstance(event, FromNode) and not isinstance(event.event, Pong | NodeFacts | ChannelClosed)
         self._is_handling = is_record and deadline > 0  # 0: the launcher only looks, while it starts nodes.
         self._left_at = time.monotonic()
         return event

@@ -24,7 +24,7 @@ from ddplaunch.features.remote.remote_start import RemoteStart
 from ddplaunch.protocol.launcher_agent import AgentEnded, Notice, Pong
 from ddplaunch.system import limits, network
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, discard_output
+from ddplaunch.transport.handle import ChannelClosed, NodeFacts, discard_output
 from ddplaunch.version import __version__
 from tests.support.processes import is_alive, wait_until
 
@@ -89,8 +89,8 @@ def works(launcher: Launcher) -> None:
     """A node starts, and its agent answers."""
     node = launcher.node()
     connected = launcher.get()
-    assert isinstance(connected, AgentConnected), connected
-    agent = connected.facts.pid
+    assert isinstance(connected, NodeFacts), connected
+    agent = connected.pid
     assert b"DDPLAUNCH_RUN_ID=tag.7" in Path(f"/proc/{agent}/environ").read_bytes().split(b"\0")
     launcher.handle.end_input()
     assert [launcher.get(), launcher.get()] == [AgentEnded(), ChannelClosed()]
@@ -110,11 +110,11 @@ def is_closed(stranger: socket.socket) -> bool:
 def test_an_agent_has_the_tag_of_its_node_and_ends_with_its_connection(launcher: Launcher) -> None:
     node = launcher.node()
     connected = launcher.get()
-    assert isinstance(connected, AgentConnected)
+    assert isinstance(connected, NodeFacts)
     launcher.handle.kill()
     assert launcher.get() == ChannelClosed()
     assert node.wait(WAIT_S) == 0
-    assert not is_alive(connected.facts.pid)
+    assert not is_alive(connected.pid)
 
 
 def test_a_node_that_is_numbered_otherwise_has_its_tag_all_the_same(launcher: Launcher) -> None:
@@ -122,17 +122,17 @@ def test_a_node_that_is_numbered_otherwise_has_its_tag_all_the_same(launcher: La
     other = replace(START, env={"DDPLAUNCH_RUN_ID": "tag.6"})
     launcher.node(starts=[other, START])
     connected = launcher.get()
-    assert isinstance(connected, AgentConnected)
-    environ = Path(f"/proc/{connected.facts.pid}/environ").read_bytes().split(b"\0")
+    assert isinstance(connected, NodeFacts)
+    environ = Path(f"/proc/{connected.pid}/environ").read_bytes().split(b"\0")
     assert [each for each in environ if each.startswith(b"DDPLAUNCH_RUN_ID")] == [b"DDPLAUNCH_RUN_ID=tag.7"]
 
 
 def test_the_secret_is_in_no_environment_and_no_command_line(launcher: Launcher) -> None:
     launcher.node()
     connected = launcher.get()
-    assert isinstance(connected, AgentConnected)
+    assert isinstance(connected, NodeFacts)
     for name in ("environ", "cmdline"):
-        assert launcher.server.secret.encode() not in Path(f"/proc/{connected.facts.pid}/{name}").read_bytes()
+        assert launcher.server.secret.encode() not in Path(f"/proc/{connected.pid}/{name}").read_bytes()
 
 
 def test_strangers_who_say_nothing_or_rubbish_are_in_nobodys_way(
@@ -239,7 +239,7 @@ def test_records_both_ways_in_their_order_also_large_ones(launcher: Launcher) ->
     echo = subprocess.Popen(["/bin/sh", "-c", script], stdin=theirs, stdout=theirs)
     theirs.sendall(b"printed before\n" + remote_start.FACTS_PREFIX + FACTS + b"\n")
     theirs.close()
-    assert isinstance(launcher.get(), AgentConnected)
+    assert isinstance(launcher.get(), NodeFacts)
     sent: list[object] = [Pong(float(number)) for number in range(5000)]
     for record in sent:
         launcher.handle.send(record)
@@ -251,7 +251,7 @@ def test_records_both_ways_in_their_order_also_large_ones(launcher: Launcher) ->
 
 def test_an_invalid_record_ends_only_its_agent(launcher: Launcher) -> None:
     launcher.node()
-    assert isinstance(launcher.get(), AgentConnected)
+    assert isinstance(launcher.get(), NodeFacts)
     launcher.io.call(lambda: launcher.handle._on_data(b'{"record": "Nothing"}\n'))
     assert "sent an invalid record and was given up" in str(launcher.get())
     assert launcher.get() == ChannelClosed()
@@ -267,7 +267,7 @@ def test_the_last_words_of_an_agent_come_before_its_end(launcher: Launcher) -> N
     with agent, stderr:
         agent.sendall(remote_start.FACTS_PREFIX + FACTS + b"\n")
         launcher.io.call(connect)
-        assert isinstance(launcher.get(), AgentConnected)
+        assert isinstance(launcher.get(), NodeFacts)
         stderr.sendall(b"Fatal Python error\n")
     assert [launcher.get(), launcher.get()] == [Notice("node7: Fatal Python error"), ChannelClosed()]
 

@@ -25,7 +25,7 @@ from ddplaunch.features.ssh.listener import AgentListener
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Pong
 from ddplaunch.system import limits
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, discard_output
+from ddplaunch.transport.handle import ChannelClosed, NodeFacts, discard_output
 from ddplaunch.version import __version__
 from tests.support.processes import wait_until
 
@@ -215,7 +215,7 @@ def works(port: Port) -> None:
         with relay._connect("127.0.0.1", port.given, relay.RECORDS) as records:
             facts = json.dumps({"pid": 7, "python": "3.11.0", "ddplaunch": __version__})
             records.sendall(remote_start.FACTS_PREFIX + facts.encode() + b"\n" + wire.encode(Pong(1.0)))
-            assert isinstance(port.posted.get(timeout=WAIT_S), AgentConnected)
+            assert isinstance(port.posted.get(timeout=WAIT_S), NodeFacts)
             assert port.posted.get(timeout=WAIT_S) == Pong(1.0)
         assert port.posted.get(timeout=WAIT_S) == ChannelClosed()
         assert errors.recv(10) == b""
@@ -258,7 +258,7 @@ def test_a_second_one_who_knows_all_does_not_replace_the_first(port: Port) -> No
             relay._connect("127.0.0.1", port.given, relay.RECORDS)
         facts = json.dumps({"pid": 7, "python": "3.11.0", "ddplaunch": __version__})
         records.sendall(remote_start.FACTS_PREFIX + facts.encode() + b"\n")
-        assert isinstance(port.posted.get(timeout=WAIT_S), AgentConnected)
+        assert isinstance(port.posted.get(timeout=WAIT_S), NodeFacts)
 
 
 def test_a_thousand_strangers_delay_no_node(port: Port) -> None:

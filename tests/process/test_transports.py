@@ -13,7 +13,7 @@ from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.features.remote.command_handle import CommandTransport
 from ddplaunch.protocol.launcher_agent import Pong, SweepNode
 from ddplaunch.transport import agent_process
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, discard_output
+from ddplaunch.transport.handle import ChannelClosed, FromNode, NodeFacts, discard_output
 from ddplaunch.transport.local import LocalHandle
 from tests.support import runs
 from tests.support.processes import is_alive, wait_until
@@ -143,8 +143,8 @@ def test_an_agent_whose_command_gets_sigterm_ends_at_the_end_of_its_stdin() -> N
     try:
         connected = posted.get(timeout=60)
         assert isinstance(connected, FromNode)
-        assert isinstance(connected.event, AgentConnected)
-        pid = connected.event.facts.pid
+        assert isinstance(connected.event, NodeFacts)
+        pid = connected.event.pid
         assert is_alive(pid)
         handle.kill()
         wait_until(lambda: not is_alive(pid), 60)

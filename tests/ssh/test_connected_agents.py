@@ -18,7 +18,7 @@ from ddplaunch.features.ssh import handle as handle_module
 from ddplaunch.features.ssh.handle import SshTransport
 from ddplaunch.protocol.launcher_agent import Notice, SweepNode
 from ddplaunch.threads import in_thread
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed
+from ddplaunch.transport.handle import ChannelClosed, NodeFacts
 from tests.support.connecting import connecting, listener_of
 from tests.support.nodes import NodeOptions
 from tests.support.processes import wait_until
@@ -244,7 +244,7 @@ def test_a_launcher_that_answers_too_late_serves_the_agent_over_ssh(
         them.wait_for(Notice, 51)
         assert handle.close() == 7
         them.wait_for(ChannelClosed)
-        assert len(connected) == len(them.of(AgentConnected)) == len(them.of(ChannelClosed)) == 1
+        assert len(connected) == len(them.of(NodeFacts)) == len(them.of(ChannelClosed)) == 1
 
 
 def test_an_agent_that_fails_before_its_facts_is_told_of_at_once(make_lab, tmp_path: Path) -> None:

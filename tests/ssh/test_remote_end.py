@@ -112,7 +112,7 @@ def test_a_process_that_is_not_the_agent_is_not_killed(make_lab, connects, tmp_p
         env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "REPORTED_PID": str(foreign.pid)}
         them.start(env=env)
         (connected,), _ = them.settle()
-        assert connected.facts.pid == foreign.pid
+        assert connected.pid == foreign.pid
         them.handles["node1"].kill()
         them.wait_for(ChannelClosed)
         wait_until(lambda: not _agents(lab))

@@ -20,7 +20,7 @@ from ddplaunch.features.ssh.listener import AgentListener
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, Post, discard_output
+from ddplaunch.transport.handle import ChannelClosed, NodeFacts, Post, discard_output
 from tests.support.nodes import Lab
 from tests.support.runs import ROOT
 
@@ -99,12 +99,12 @@ class Connecting:
                 raise TimeoutError(f"{count} x {kind.__name__} not among {self.events}") from None
         return self.of(kind, host)
 
-    def settle(self, count: int = 0) -> tuple[list[AgentConnected], list[HostFailure]]:
+    def settle(self, count: int = 0) -> tuple[list[NodeFacts], list[HostFailure]]:
         """Wait until all (or ``count``) handles have connected or failed."""
         count = count or len(self.handles)
-        while len(self.of(AgentConnected)) + len(self.of(HostFailure)) < count:
+        while len(self.of(NodeFacts)) + len(self.of(HostFailure)) < count:
             self.events.append(self.posted.get(timeout=TIMEOUT_S))
-        return self.of(AgentConnected), self.of(HostFailure)
+        return self.of(NodeFacts), self.of(HostFailure)
 
     def texts(self, host: str = "") -> list[str]:
         """What the agents have said in notices."""

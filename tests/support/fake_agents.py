@@ -52,7 +52,7 @@ class FakeTransport:
     def start(self, index: int) -> FakeHandle:
         return FakeHandle()
 
-    def sweep(self, index: int) -> FakeHandle:
+    def sweep(self, index: int, _on_event: object) -> FakeHandle:
         return FakeHandle()
 
     def start_together(self) -> None: ...

@@ -30,7 +30,6 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.transport.handle import (
-    AgentConnected,
     AgentHandle,
     ChannelClosed,
     NodeFacts,
@@ -112,7 +111,7 @@ class SpokenTransport(Transport):
         answer = sweeping if purpose == "sweep" else self._answers[index]
         handle = SpokenHandle(self.node_names[index], post, output, answer)
         if purpose == "run":
-            post(AgentConnected(NodeFacts(torch="2.13")))
+            post(NodeFacts(torch="2.13"))
         return handle
 
 

@@ -172,7 +172,7 @@ class Job:
 
     def no_sweep(self) -> None:
         """Nodes cannot be swept."""
-        self.participants.nodes._transport.sweep = lambda index: None
+        self.participants.nodes._transport.sweep = lambda index, _on_event: None
 
     def sweep(self, host: str) -> None:
         self.participants.nodes.sweep(self._node(host))

@@ -47,7 +47,7 @@ from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.signals import SignalReceived
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, NodeFacts, WithData
+from ddplaunch.transport.handle import ChannelClosed, FromNode, NodeFacts, WithData
 from tests.support.configs import launch_config
 from tests.support.fake_agents import FakeHandle, FakeTransport
 from tests.support.hangs import call, done, evidence
@@ -75,7 +75,7 @@ class Agent(FakeHandle):
         self.index, self.pings, self.has_sent_logs = index, 0, False
         self.orders = list[StopWorkers]()
         self.post = lambda event: post(FromNode(index, event))
-        self.post(AgentConnected(NodeFacts(torch="2.13")))
+        self.post(NodeFacts(torch="2.13"))
 
     def send(self, record: object) -> None:
         match record:

@@ -59,7 +59,7 @@ _LAST_WORDS_S = 0.2
 class CallBackHandle(AgentHandle):
     """One agent that connects to the launcher; the thread of ``io`` calls all methods that begin with ``on_``.
 
-    Posts AgentConnected, the agent's records and ChannelClosed, or a HostFailure and no other event.
+    Posts NodeFacts, the agent's records and ChannelClosed, or a HostFailure and no other event.
 
     Attributes:
         start: how the agent is started.

@@ -34,7 +34,7 @@ _END_S = 3.0
 class CommandHandle(PopenHandle):
     """One agent on another node.
 
-    Posts AgentConnected, the agent's records and ChannelClosed, or a HostFailure and no other event.
+    Posts NodeFacts, the agent's records and ChannelClosed, or a HostFailure and no other event.
     """
 
     def __init__(

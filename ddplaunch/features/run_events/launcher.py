@@ -21,7 +21,7 @@ from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output, Report
 from ddplaunch.system.files import kept_files
 from ddplaunch.threads import in_thread
-from ddplaunch.transport.handle import AgentConnected, WriteOutput
+from ddplaunch.transport.handle import NodeFacts, WriteOutput
 
 if TYPE_CHECKING:
     import threading
@@ -83,7 +83,7 @@ class RunEvents(Watch):
     def on_event(self, index: int, event: object) -> None:
         """An event of node ``index``. Other events have no effect."""
         match event:
-            case AgentConnected():
+            case NodeFacts():
                 self._add("agent_connected", node=index)
             case AgentReady(local_world_size=workers):
                 kind = "node_joined" if self._has_started else "agent_ready"

@@ -16,7 +16,7 @@ from ddplaunch.launcher import setup
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, FromNode, discard_output
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed, FromNode, NodeFacts, discard_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -128,7 +128,7 @@ class Queries:
 
 def _on_event(node: QueriedNode, event: object, received_s: float) -> None:
     match event:
-        case AgentConnected():
+        case NodeFacts():
             node.deadline = time.monotonic() + ANSWER_TIMEOUT_S
         case HostFailure():
             node.failure = event

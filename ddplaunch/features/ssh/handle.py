@@ -58,7 +58,7 @@ _WINDOW_BYTES = 128 << 10
 class SshHandle(CallBackHandle):
     """One agent on another machine.
 
-    Posts AgentConnected and then the agent's records, or a HostFailure and no other event; ChannelClosed when the
+    Posts NodeFacts and then the agent's records, or a HostFailure and no other event; ChannelClosed when the
     channel has closed. An agent that has connected to the launcher has no thread of its own here. Others have three:
     one sends, one reads, and paramiko decrypts in the third.
     """

@@ -10,7 +10,7 @@ import threading
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.ssh.connections import Connections
-from ddplaunch.transport.handle import AgentConnected
+from ddplaunch.transport.handle import NodeFacts
 from tests.support.connecting import echo_start, handle, listener_of
 
 events = queue.SimpleQueue()
@@ -22,7 +22,7 @@ handles = [handle(Host(name), echo_start(), connections, events.put, listener) f
 def tell():
     connected = 0
     while connected < len(handles):
-        connected += isinstance(events.get(), AgentConnected)
+        connected += isinstance(events.get(), NodeFacts)
     print("connected", flush=True)
 
 
