@@ -16,7 +16,6 @@ from functools import partial
 from typing import BinaryIO
 
 from ddplaunch import features
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
@@ -182,7 +181,6 @@ def _memory(header: wire.Chunk, data: bytes) -> int:
     return len(data) + runs * _RUN_BYTES + _ENTRY_BYTES
 
 
-@dataclass(frozen=True)
 class LauncherLost:
     """The agent's stdin has ended, or pings are missing: this agent must stop.
 
