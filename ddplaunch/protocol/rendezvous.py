@@ -102,6 +102,9 @@ class WorkersEnded(RoundEnd):
 class NodeCannotJoin:
     """Node to coordinator, in place of NodeReady, where each node has a launcher: the node takes no part.
 
+    Before the first round, a run that needs the node does not start: the coordinator sends the record to every node
+    that has joined.
+
     Attributes:
         node_index: of the node that serves the rendezvous its index; of another one it is not used, and may be 0.
         reason: what is wrong with the node, with its host.
@@ -191,17 +194,6 @@ class StopRound:
     """Coordinator to the running nodes: stop the workers of round ``attempt``: a node failed, left or joined."""
 
     attempt: Count
-
-
-@dataclass(frozen=True)
-class RunCannotStart:
-    """Coordinator to every node that has joined, before the first round: the run needs a node that does not take part.
-
-    The fields are those of NodeCannotJoin.
-    """
-
-    reason: OneLine
-    exit_code: Failure
 
 
 @dataclass(frozen=True)
@@ -298,7 +290,7 @@ TO_NODE = (
     ListenForWorkersStore,
     RoundFormed,
     StopRound,
-    RunCannotStart,
+    NodeCannotJoin,
     RoundVerdict,
     AllNodesLeft,
     ReportOfNode,

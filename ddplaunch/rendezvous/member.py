@@ -43,7 +43,6 @@ from ddplaunch.protocol.rendezvous import (
     RecordsRejected,
     RendezvousLost,
     RoundFormed,
-    RunCannotStart,
 )
 from ddplaunch.rendezvous.boxes import GAP, Box, coordinator_count_key, send_to_coordinator
 from ddplaunch.rendezvous.connect import (
@@ -106,7 +105,7 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         signer = enter(spec, store)
         index, rank_holder = claim_node_index(spec, store)
     except ServerCannotJoin as error:
-        send(RunCannotStart(error.record.reason, error.record.exit_code))
+        send(error.record)
     except JoinRefused as error:
         send(RendezvousLost(str(error), refused_hint=error.hint))
     except (RuntimeError, wire.ProtocolError) as error:
@@ -317,19 +316,19 @@ class CoordinatorRunner:
 
     def _with_times(self, sent: Outgoing) -> Outgoing:
         """For the node's comparison of its clock with that of this one. It is only shown: no decision depends on it."""
-        formed, joined_s = sent.record, self._joined_times_s.get(sent.node_index, 0.0)
+        node_index, formed = sent
         if not isinstance(formed, RoundFormed) or self._spec.one_launcher_leads:
             return sent
-        return Outgoing(sent.node_index, replace(formed, joined_time_s=joined_s, time_s=time.time()))
+        joined_s = self._joined_times_s.get(node_index, 0.0)
+        return node_index, replace(formed, joined_time_s=joined_s, time_s=time.time())
 
     def _send(self, records: Sequence[Outgoing]) -> None:
         """Write all records in one call to the store: with one call each, thousands of nodes would stop very late."""
         texts: dict[str, str] = {}
-        record, text = None, ""
-        for outgoing in records:
-            if outgoing.record is not record:
-                record, text = outgoing.record, wire.encode(outgoing.record).decode("ascii")
-            node_index = outgoing.node_index
+        before, text = None, ""
+        for node_index, record in records:
+            if record is not before:
+                before, text = record, wire.encode(record).decode("ascii")
             self._sent_counts[node_index] += 1
             key = f"{key_prefix(self._spec)}/to/{node_index}/{self._sent_counts[node_index]}"
             texts[key] = self._signers.get(node_index, self._signer).sign(key, text)

@@ -26,7 +26,6 @@ from ddplaunch.protocol.rendezvous import (
     NoFreePlace,
     ReportToServer,
     RoundFormed,
-    RunCannotStart,
     StopRound,
     WaitingNodes,
     WorkersEnded,
@@ -54,12 +53,8 @@ class Phase(Enum):
     """The run has ended; nodes leave."""
 
 
-@dataclass(frozen=True)
-class Outgoing:
-    """A record to send to one node."""
-
-    node_index: int
-    record: object
+Outgoing = tuple[int, object]
+"""The index of a node, and a record to send to it."""
 
 
 @dataclass
@@ -101,7 +96,7 @@ class Coordinator:
     """Hosts of nodes that must not be used again."""
     _not_left: set[int] = field(default_factory=set)
     """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
-    _cannot_start: RunCannotStart | None = None
+    _cannot_start: NodeCannotJoin | None = None
     """Why the run ends before its first round; None if it does not."""
     _untold_count: int = 0
     """If the run cannot start: the number of nodes that have not joined, and so do not know of it."""
@@ -126,9 +121,9 @@ class Coordinator:
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
                 own = of_host(self._hosts[index], report)
-                return [Outgoing(self.server_index, ReportOfNode(index, tuple(self.participants), own))]
+                return [(self.server_index, ReportOfNode(index, tuple(self.participants), own))]
             case OrderToNodes(order=order) if order.attempt == self.attempt:
-                return [Outgoing(index, record) for index in self.participants if index in self._running]
+                return [(index, record) for index in self.participants if index in self._running]
         return []
 
     def waiting_nodes(self) -> list[Outgoing]:
@@ -142,7 +137,7 @@ class Coordinator:
         needed, count = len(self.assigned) or self.min_nodes, len(here)
         hosts, lost_hosts = (quote(fold(names), _MAX_HOSTS_CHARACTERS) for names in (here, missed))
         waiting = WaitingNodes(hosts, count, max(0, needed - count), lost_hosts)
-        return [Outgoing(index, waiting) for index in self._waiting]
+        return [(index, waiting) for index in self._waiting]
 
     def last_call_expired(self) -> list[Outgoing]:
         """Start a round with the waiting nodes, if there are enough."""
@@ -179,7 +174,7 @@ class Coordinator:
         if self._cannot_start:
             self._untold_count -= 1
             self._not_left |= {index} - {self.server_index}
-            return [Outgoing(index, self._cannot_start), *self._all_left()]
+            return [(index, self._cannot_start), *self._all_left()]
         if self.phase is Phase.FINISHED:
             return [self._cannot_take_part(index, "the run had ended when this node joined")]
         if record.host in self._avoided:
@@ -202,7 +197,7 @@ class Coordinator:
         return []
 
     def _cannot_take_part(self, node_index: int, reason: str) -> Outgoing:
-        return Outgoing(node_index, RoundVerdict(self.attempt, "failed", reason=reason))
+        return (node_index, RoundVerdict(self.attempt, "failed", reason=reason))
 
     # A node that has failed before it joined, or whose hardware is not sound, takes no part.
 
@@ -214,14 +209,14 @@ class Coordinator:
         is_needed = self.min_nodes == self.max_nodes or record.node_index == self.server_index
         if not is_needed or self.participants or self.assigned or self.phase is not Phase.WAITING:
             return []
-        self._cannot_start, self.phase = RunCannotStart(record.reason, record.exit_code), Phase.FINISHED
+        self._cannot_start, self.phase = record, Phase.FINISHED
         self._not_left = set(self._waiting) - {self.server_index}
         self._untold_count = self.min_nodes - 1 - len(self._waiting)
-        return [*(Outgoing(index, self._cannot_start) for index in self._waiting), *self._all_left()]
+        return [*((index, self._cannot_start) for index in self._waiting), *self._all_left()]
 
     def _all_left(self) -> list[Outgoing]:
         """After the end: whether the node that serves the rendezvous may go."""
-        return [Outgoing(self.server_index, AllNodesLeft())] if not self._not_left and self._untold_count <= 0 else []
+        return [(self.server_index, AllNodesLeft())] if not self._not_left and self._untold_count <= 0 else []
 
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
@@ -240,7 +235,7 @@ class Coordinator:
         self.attempt = max(self.attempt, *(node.attempt for node in joined))
         self.restarts.restart_count = max(self.restarts.restart_count, *(node.restart_count for node in joined))
         departing = [i for i, node in self._waiting.items() if node.why_departs and i not in self.participants]
-        listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
+        listen = (self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
         return [listen, *map(self._no_place, departing)]
 
     def _chosen(self) -> list[int]:
@@ -251,7 +246,7 @@ class Coordinator:
         return _in_rank_order(self.participants, [*staying, *needed])[: self.max_nodes]
 
     def _no_place(self, node_index: int) -> Outgoing:
-        return Outgoing(node_index, NoFreePlace(tuple(self._hosts[other] for other in self.participants)))
+        return (node_index, NoFreePlace(tuple(self._hosts[other] for other in self.participants)))
 
     def _first_address(self) -> str:
         """Address at which most other nodes have connected to the first node.
@@ -270,7 +265,7 @@ class Coordinator:
         nodes = Counter(self._hosts[index] for index in self.participants)
         limit = self.restarts.max_restarts
         return [
-            Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1, max_restarts=limit))
+            (index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1, max_restarts=limit))
             for index, round_ in zip(self.participants, rounds, strict=True)
         ]
 
@@ -280,7 +275,7 @@ class Coordinator:
         if self.phase is not Phase.RUNNING:
             return []
         self.phase, self._reports.reason = Phase.STOPPING, reason
-        return [Outgoing(index, StopRound(self.attempt)) for index in self.participants if index in self._running]
+        return [(index, StopRound(self.attempt)) for index in self.participants if index in self._running]
 
     def _on_ended(self, record: WorkersEnded) -> list[Outgoing]:
         self._running.discard(record.node_index)
@@ -330,7 +325,7 @@ class Coordinator:
     def _tell(self, verdict: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
         # The cause can be large, and a launcher that leads all nodes needs only one copy.
         brief = replace(verdict, cause=None) if self.assigned else verdict
-        return [Outgoing(i, last.get(i) or (verdict if i == self.server_index else brief)) for i in nodes]
+        return [(i, last.get(i) or (verdict if i == self.server_index else brief)) for i in nodes]
 
     # Nodes that are not used again.
 

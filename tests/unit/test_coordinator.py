@@ -52,14 +52,14 @@ class Job:
 
     def _tell(self, sent: list[Outgoing]) -> None:
         """Nodes that are told the same are in one line, and all that get their ranks."""
-        formed = {each.node_index: each.record for each in sent if isinstance(each.record, RoundFormed)}
+        formed = {index: record for index, record in sent if isinstance(record, RoundFormed)}
         if formed:
             self.said.append(round_text(formed))
         told: dict[str, list[str]] = {}
-        for each in sent:
-            if each.node_index not in formed:
-                told.setdefault(text(each.record), []).append(str(each.node_index))
-        self.said += [f"{' '.join(indices)} <- {record}" for record, indices in told.items()]
+        for index, record in sent:
+            if index not in formed:
+                told.setdefault(text(record), []).append(str(index))
+        self.said += [f"{' '.join(indices)} <- {shown}" for shown, indices in told.items()]
 
     def _send(self, record: object) -> None:
         self._tell(self.coordinator.receive(record))
@@ -202,7 +202,7 @@ def test_what_a_node_is_told_does_not_grow_with_the_others() -> None:
     for count in (10, 999):
         job = Job(assigned=tuple(range(count)))
         sent = [each for index in range(count) for each in job.coordinator.receive(NodeReady(index, "host", 2))]
-        assert [each.node_index for each in sent] == [0]
+        assert [index for index, _ in sent] == [0]
         formed = job.coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1234))
-        lengths.append(len(wire.encode(formed[0].record)))
+        lengths.append(len(wire.encode(formed[0][1])))
     assert lengths[1] - lengths[0] < 10

@@ -83,9 +83,8 @@ class Rounds(RuleBasedStateMachine):
     # What the nodes do.
 
     def send(self, record: object) -> None:
-        sent = self.coordinator.receive(record)
-        for each in sent:
-            self.deliver(each.node_index, each.record)
+        for index, answer in self.coordinator.receive(record):
+            self.deliver(index, answer)
 
     def deliver(self, index: int, record: object) -> None:
         node = self.nodes[index]
@@ -187,8 +186,8 @@ class Rounds(RuleBasedStateMachine):
 
     @rule()
     def last_call(self) -> None:
-        for each in self.coordinator.last_call_expired():
-            self.deliver(each.node_index, each.record)
+        for index, record in self.coordinator.last_call_expired():
+            self.deliver(index, record)
 
     # What happens to them.
 

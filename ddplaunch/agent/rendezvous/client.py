@@ -33,6 +33,7 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     MemberReady,
     MemberSpec,
+    NodeCannotJoin,
     NodeLeft,
     NodeReady,
     NoFreePlace,
@@ -40,7 +41,6 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
     RendezvousNotFound,
     RoundFormed,
-    RunCannotStart,
     StopRound,
     WaitingNodes,
     WorkersStoreListens,
@@ -114,7 +114,7 @@ class RendezvousClient:
         self.ready: MemberReady | None = None
         self.formed: RoundFormed | None = None
         self.verdict: RoundVerdict | None = None
-        self.cannot_start: RunCannotStart | None = None
+        self.cannot_start: NodeCannotJoin | None = None
         self.lost_reason: str | None = None
         self.has_no_place = self.has_left = self.all_left = False
         self.stopped_attempt = -1
@@ -265,7 +265,7 @@ class RendezvousClient:
                 self.stopped_attempt = attempt
             case RoundVerdict():
                 self.verdict = record
-            case RunCannotStart():
+            case NodeCannotJoin():
                 self.cannot_start = record
             case AllNodesLeft():
                 self.all_left = True

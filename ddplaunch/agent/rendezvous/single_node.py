@@ -62,4 +62,4 @@ class SingleNodeRendezvous(Rendezvous):
 
     def _answer(self, kind: type[T], record: object) -> T:
         """The coordinator's answer to ``record``."""
-        return next(sent.record for sent in self._coordinator.receive(record) if isinstance(sent.record, kind))
+        return next(answer for _, answer in self._coordinator.receive(record) if isinstance(answer, kind))
