@@ -30,7 +30,7 @@ from ddplaunch.features.check.queries import (
     NodeGpuRates,
     NodeReport,
 )
-from ddplaunch.features.runs.asked_nodes import ANSWER_TIMEOUT_S, Queries
+from ddplaunch.features.runs.asked_nodes import ANSWER_TIMEOUT_S, QueriedNode, Queries
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol import wire
@@ -38,15 +38,13 @@ from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.timeouts import TimeoutConfig
-from ddplaunch.transport.failures import failures_table
+from ddplaunch.transport.failures import HostFailure, failures_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.features.runs.asked_nodes import QueriedNode
     from ddplaunch.protocol.run_result import RunResult
-    from ddplaunch.transport.failures import HostFailure
 
 
 _CONNECT_HINT = (

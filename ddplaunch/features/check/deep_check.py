@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.features.check.queries import NodeGpuRates
+from ddplaunch.features.check.queries import GpuRates, NodeGpuRates
 from ddplaunch.protocol import wire
 from ddplaunch.text import grouped, median, quote, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from ddplaunch.features.check.queries import GpuRates
 
 
 _SILENT = "its worker has ended without an answer"

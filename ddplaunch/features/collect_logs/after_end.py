@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.launcher_channel import LauncherLost
+from ddplaunch.agent.launcher_channel import LauncherLost, Outbox
 from ddplaunch.features.collect_logs.records import (
     CHUNK_BYTES,
     MAX_FILES,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.specs import AgentSpec
 

@@ -29,7 +29,7 @@ from ddplaunch.features.collect_logs.records import (
 )
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.nodes import Node, NodeState
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.text import plural, quote, size
 from ddplaunch.transport.handle import WithData
@@ -37,7 +37,6 @@ from ddplaunch.transport.handle import WithData
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddplaunch.launcher.watches import RunServices
 
 _MAX_NODE_BYTES = 16 << 30
 """Limit for one node: more data would fill most disks."""

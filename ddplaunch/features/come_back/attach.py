@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.come_back.log_follower import POLL_S, LogFollower, pause, write_stdout
 from ddplaunch.features.runs import run_json
-from ddplaunch.features.runs.run_folders import find
+from ddplaunch.features.runs.run_folders import RunFolder, find
 from ddplaunch.protocol.environment import RUN_ID
 from ddplaunch.system import procfs, run_tags
 from ddplaunch.system.files import kept_files
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.features.runs.run_folders import RunFolder
 
 
 CONSOLE_LOG = "console.log"

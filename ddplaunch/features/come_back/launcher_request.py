@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
-from ddplaunch.features.runs.run_folders import find
+from ddplaunch.features.runs.run_folders import RunFolder, find
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     FROM_LAUNCHER,
@@ -26,7 +26,6 @@ from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.cli.commands import Request
-    from ddplaunch.features.runs.run_folders import RunFolder
 
 _ANSWER_S = 5.0
 

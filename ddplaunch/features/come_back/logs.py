@@ -16,7 +16,7 @@ from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.come_back.log_follower import LogFollower, pause, write_stdout
 from ddplaunch.features.come_back.remote_logs import RemoteLog, RemoteNodes
 from ddplaunch.features.runs import run_json
-from ddplaunch.features.runs.run_folders import find
+from ddplaunch.features.runs.run_folders import RunFolder, find
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import fold_ints, is_folder_name, quote, ranks
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.features.runs.run_folders import RunFolder
 
 
 _STREAMS = ("stdout", "stderr")

@@ -7,15 +7,12 @@ however slowly it is printed.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import LongText, OneLine, Size
 from ddplaunch.protocol.wire import Chunk, ChunkSize
 from ddplaunch.system.files import kept_files
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
 
 PART_BYTES = 256 << 10
 

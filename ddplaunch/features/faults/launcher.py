@@ -22,23 +22,19 @@ from ddplaunch.features.faults.records import FaultInjected, InjectFault
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.nodes import Node
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import environment
-from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, Output
 from ddplaunch.protocol.output_runs import runs_of
-from ddplaunch.protocol.run_result import Injected
+from ddplaunch.protocol.run_result import Injected, RunResult
 from ddplaunch.system import procfs
-from ddplaunch.transport.handle import ChannelClosed, node_tag
+from ddplaunch.transport.handle import ChannelClosed, WriteOutput, node_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.protocol.results import AttemptResult
-    from ddplaunch.protocol.run_result import RunResult
-    from ddplaunch.transport.handle import WriteOutput
 
 _MAX_PASSES = 20
 """Limit of the repeated searches for new processes of a node that is being suspended."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostfile import read_hostfile
-from ddplaunch.cluster.hosts import fold, parse_entry
+from ddplaunch.cluster.hosts import Host, fold, parse_entry
 from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.schedulers.info import IGNORE_HINT, LOOPBACK, Advice, SchedulerInfo, candidate_ports
@@ -22,8 +22,6 @@ from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from ddplaunch.cluster.hosts import Host
 
 
 def _mpi(

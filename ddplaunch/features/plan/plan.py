@@ -23,7 +23,7 @@ from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.warnings import warnings
 from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import setup
-from ddplaunch.protocol.specs import choose_start
+from ddplaunch.protocol.specs import AgentSpec, choose_start
 from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
 from ddplaunch.text import masked
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.cli.commands import Request
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.transport.handle import Transport
 
 

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch import features
 from ddplaunch.features.ps.queries import AskLaunchers, LaunchersAnswered
@@ -31,7 +31,6 @@ from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import BinaryIO
 
     from ddplaunch.agent.launcher_channel import Outbox
 

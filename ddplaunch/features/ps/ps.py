@@ -12,7 +12,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hosts import fold
+from ddplaunch.cluster.hosts import Host, fold
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageError
 from ddplaunch.features.ps.queries import ENDING_EXTRA_S, PROCESS_KINDS, EndRun, ListRuns, RunsFound
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from ddplaunch.cli.commands import Request
-    from ddplaunch.cluster.hosts import Host
     from ddplaunch.features.ps.queries import ProcessKind, RunOnHost
 
 

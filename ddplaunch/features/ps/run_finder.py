@@ -13,7 +13,7 @@ import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -36,8 +36,6 @@ from ddplaunch.system import cgroup, processes, procfs, run_tags
 from ddplaunch.text import KEEPER_ID, grouped, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
     from ddplaunch.agent.launcher_channel import Outbox
 
 _WAIT_S, _REPEAT_S = 0.2, 0.5

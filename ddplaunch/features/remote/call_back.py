@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import caller, remote_start
-from ddplaunch.features.remote.io_thread import Connection, Lines
+from ddplaunch.features.remote.io_thread import Connection, IoThread, Lines
 from ddplaunch.features.remote.relay import ERRORS, RECORDS, proof
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.arrivals import Arrivals
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import network
-from ddplaunch.transport.handle import AgentHandle, ChannelClosed, late_types
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NodeFacts, Post, WriteOutput, late_types
 
 if TYPE_CHECKING:
     import socket
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.features.remote.io_thread import IoThread
     from ddplaunch.features.remote.remote_start import RemoteStart
     from ddplaunch.transport.failures import HostFailure
-    from ddplaunch.transport.handle import NodeFacts, Post, WriteOutput
 
 _STRANGER_S = 10.0
 _MAX_HELLO_BYTES = 1024

@@ -18,13 +18,12 @@ from ddplaunch.features.remote import remote_start
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import Transport
+from ddplaunch.transport.handle import Post, Purpose, Transport, WriteOutput
 from ddplaunch.transport.local import PopenHandle
 
 if TYPE_CHECKING:
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 _KEPT_LINES = 20
 _END_S = 3.0

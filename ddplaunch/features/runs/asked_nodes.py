@@ -10,7 +10,7 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.config import LaunchConfig
+from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.mailbox import Mailbox
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import RemoteConfig
     from ddplaunch.transport.handle import Post, Purpose, Transport
 
 ANSWER_TIMEOUT_S = 30.0

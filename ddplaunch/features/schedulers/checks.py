@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import OptionError, UsageError
-from ddplaunch.features.schedulers.info import IGNORE_HINT
+from ddplaunch.features.schedulers.info import IGNORE_HINT, SchedulerInfo
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ddplaunch.cluster.scheduled import ScheduledTask
-    from ddplaunch.features.schedulers.info import SchedulerInfo
 
 _WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hosts import fold, matching
 from ddplaunch.errors import Level
 from ddplaunch.features.slurm import requeue, scontrol
-from ddplaunch.launcher.watches import Watch
+from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, NodeDeparts, RunIdAgreed
 from ddplaunch.text import quote
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddplaunch.launcher.nodes import Node
-    from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.run_result import RunResult
 
 INTERVAL_S = 60.0

@@ -20,7 +20,7 @@ from ddplaunch.features.slurm import scontrol
 from ddplaunch.features.slurm.steps import Steps, Waiting
 from ddplaunch.system import limits, network
 from ddplaunch.text import plural
-from ddplaunch.transport.handle import Transport
+from ddplaunch.transport.handle import Post, Purpose, Transport, WriteOutput
 
 if TYPE_CHECKING:
     import socket
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.remote.remote_start import RemoteStart
-    from ddplaunch.transport.handle import Post, Purpose, WriteOutput
 
 _OPTIONS = (
     *("--ntasks-per-node=1", "--overlap", "--export=ALL", "--mpi=none", "--cpu-bind=none", "--mem=0"),

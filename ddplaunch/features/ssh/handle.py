@@ -32,7 +32,7 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural
 from ddplaunch.threads import in_thread
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import ChannelClosed, Transport
+from ddplaunch.transport.handle import ChannelClosed, NodeFacts, Post, Purpose, Transport, WriteOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.remote.io_thread import Connection
     from ddplaunch.features.remote.remote_start import RemoteStart
-    from ddplaunch.transport.handle import NodeFacts, Post, Purpose, WriteOutput
 
 _LISTENS_ABOVE = 16
 """Hosts: agents on more than so many connect to the launcher, since each login that is open takes three threads."""

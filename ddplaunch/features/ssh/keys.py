@@ -11,7 +11,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from ddplaunch.features.ssh.config import ConnectFailed
+from ddplaunch.features.ssh.config import ConnectFailed, HostConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     import paramiko
 
-    from ddplaunch.features.ssh.config import HostConfig
 
 T = TypeVar("T")
 

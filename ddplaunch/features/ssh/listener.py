@@ -9,14 +9,13 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.remote.call_back import CallBackServer, chosen_address
+from ddplaunch.features.remote.call_back import CallBackHandle, CallBackServer, chosen_address
 from ddplaunch.system import network
 
 if TYPE_CHECKING:
     import ssl
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.features.remote.call_back import CallBackHandle
     from ddplaunch.features.remote.io_thread import IoThread
 
 HINT = (

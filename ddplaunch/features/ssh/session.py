@@ -14,9 +14,9 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.ssh.config import ALGORITHMS_HINT, ConnectFailed, choose_algorithms
+from ddplaunch.features.ssh.config import ALGORITHMS_HINT, ConnectFailed, HostConfig, choose_algorithms
 from ddplaunch.features.ssh.keys import KeyRing, log_in
-from ddplaunch.features.ssh.known_hosts import KnownHosts, host_names
+from ddplaunch.features.ssh.known_hosts import KeyCheck, KnownHosts, host_names
 from ddplaunch.features.ssh.sockets import close_stream
 from ddplaunch.threads import in_thread
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import paramiko
 
     from ddplaunch.features.remote.io_thread import IoThread
-    from ddplaunch.features.ssh.config import HostConfig
-    from ddplaunch.features.ssh.known_hosts import KeyCheck
 
 _POLL_S = 30.0
 """Seconds after which paramiko's thread interrupts its reading; paramiko's default is 0.1."""

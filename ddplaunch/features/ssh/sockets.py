@@ -12,13 +12,12 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.ssh.config import ConnectFailed
+from ddplaunch.features.ssh.config import ConnectFailed, HostConfig
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     import paramiko
 
-    from ddplaunch.features.ssh.config import HostConfig
 
 _MAX_ATTEMPTS = 3
 """Attempts after failures that may be temporary: an sshd that restarts, a busy name server."""

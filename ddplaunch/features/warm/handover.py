@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddplaunch.features.warm import surroundings
-from ddplaunch.features.warm.imports import forget_folders, user_folders
-from ddplaunch.features.warm.records import FIRST_INHERITED, TAKEOVER_FDS
+from ddplaunch.features.warm.imports import Imports, forget_folders, user_folders
+from ddplaunch.features.warm.records import FIRST_INHERITED, TAKEOVER_FDS, KeeperRequest
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, PACKAGE_ROOT
 from ddplaunch.protocol.specs import ForkserverUnfit
@@ -26,8 +26,6 @@ from ddplaunch.system import linux, procfs
 from ddplaunch.worker import forkserver
 
 if TYPE_CHECKING:
-    from ddplaunch.features.warm.imports import Imports
-    from ddplaunch.features.warm.records import KeeperRequest
     from ddplaunch.worker.forkserver import Continuation
 
 READY = "ready"
