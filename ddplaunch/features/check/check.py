@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,6 @@ from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.failures import HostFailure, failures_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.cli.commands import Request
     from ddplaunch.protocol.run_result import RunResult
 

@@ -5,16 +5,13 @@ Pure; runs in the launcher. A real job with one worker per node measures them, s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.check.queries import GpuRates, NodeGpuRates
 from ddplaunch.protocol import wire
 from ddplaunch.text import grouped, median, quote, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 _SILENT = "its worker has ended without an answer"
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -38,8 +39,6 @@ from ddplaunch.text import quote
 from ddplaunch.threads import in_thread, post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.features.check.queries import InspectNode
     from ddplaunch.features.gpus.records import GpusRead

@@ -6,8 +6,8 @@ Pure; runs in the launcher. Nodes with equal results share a line.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.check.queries import ImportTimes, NodeReport
@@ -15,10 +15,6 @@ from ddplaunch.features.health import findings
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
 from ddplaunch.text import grouped, median, plural, size, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 MAX_CLOCK_S = 1.0
 SLOW_IMPORT_S = 10.0

@@ -10,18 +10,16 @@ import itertools
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from ddplaunch.features.check.queries import GPU_RATES, GpuRates, NodeGpuRates
 from ddplaunch.protocol import wire
 from ddplaunch.text import quote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 LIMIT_S = 120.0
 _MEASURE_S, _PAIR_S, _LONG_STEP_S = 1.0, 0.05, 0.05

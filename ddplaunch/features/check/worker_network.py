@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from ddplaunch.features.check.queries import NETWORK_RATES, NetworkRates
 from ddplaunch.protocol import wire
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 TURNS = 3
 _TIMEOUT = timedelta(seconds=60)

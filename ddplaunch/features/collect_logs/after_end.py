@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,6 @@ from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
 
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.specs import AgentSpec

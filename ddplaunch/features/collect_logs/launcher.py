@@ -11,8 +11,8 @@ from __future__ import annotations
 import enum
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import Level
@@ -33,10 +33,6 @@ from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.text import plural, quote, size
 from ddplaunch.transport.handle import WithData
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 _MAX_NODE_BYTES = 16 << 30
 """Limit for one node: more data would fill most disks."""

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import os
 import queue
+from collections.abc import Callable
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.features.collect_logs.records import GrantLogBytes, LogChunk, cost
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.kept_files import keep_free
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass

@@ -11,6 +11,7 @@ import os
 import re
 import string
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,6 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.cli.commands import Request
 
 

@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,6 @@ from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files, run_folder, script_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.config import LaunchConfig
 
 

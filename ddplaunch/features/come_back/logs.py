@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from ddplaunch.text import fold_ints, is_folder_name, quote, ranks
 from ddplaunch.transport.failures import HostFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
     from ddplaunch.cli.commands import Request
 
 

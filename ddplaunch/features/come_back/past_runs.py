@@ -11,6 +11,7 @@ import os
 import shlex
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import elapsed, local_time, quote, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ddplaunch.cli.commands import Request
     from ddplaunch.protocol.run_result import RunResult
     from ddplaunch.system.files.run_folder import RunFacts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import WithData
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from ddplaunch.cli.commands import Request
 
 _CLOSE_S = 1.0

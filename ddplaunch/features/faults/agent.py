@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from ddplaunch.system import processes
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.agent.workers.worker import Worker
 
 _THROTTLE_PERIOD_S = 0.1

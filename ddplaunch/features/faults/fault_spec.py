@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote, seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 FaultKind = Literal["kill", "exit", "hang", "slow", "lose", "partition", "crash agent"]
 

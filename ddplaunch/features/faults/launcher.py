@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,8 +33,6 @@ from ddplaunch.system import procfs
 from ddplaunch.transport.handle import ChannelClosed, WriteOutput, node_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from ddplaunch.protocol.results import AttemptResult
 
 _MAX_PASSES = 20

@@ -9,17 +9,15 @@ a command line. A test compares the documented table with ``RULES``.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ddplaunch import features
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.environment import MAY_BE_INHERITED, NAMES
 from ddplaunch.text import quote, without_login
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 When = Literal["always", "requested", "named", "never"]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.collect_logs.launcher import LogCollector
 from ddplaunch.launcher.watches import RunServices, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.errors import LaunchError
     from ddplaunch.protocol.results import AttemptResult
 

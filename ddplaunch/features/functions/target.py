@@ -15,6 +15,7 @@ import pickle
 import site
 import sys
 import sysconfig
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,6 @@ from ddplaunch.protocol.run_result import FunctionResult, RunResult
 from ddplaunch.text import quote, ranks, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
 

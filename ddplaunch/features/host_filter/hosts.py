@@ -6,17 +6,15 @@ Runs in the launcher. Pure. An empty selection is an error: must not fall back t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.cli.values import parse_nnodes
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, NAME, Host, expand, fold, matching, parse_hosts
 from ddplaunch.errors import UsageError
 from ddplaunch.text import DEVICE_ID, grouped, quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _EXAMPLE = "Write it like gpu1@gpu2:0,2: all of gpu1, and devices 0 and 2 of gpu2."
 _DEVICE = rf"(?![0-9]{{4}}){DEVICE_ID}"

@@ -14,12 +14,9 @@ import os
 import re
 import socket
 import stat
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from ddplaunch.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 LIMIT_S = 120.0
 """Seconds to wait for the other tasks."""

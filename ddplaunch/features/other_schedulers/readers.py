@@ -8,9 +8,9 @@ the other tasks for the endpoint.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hosts import Host, fold, parse_entry
@@ -19,9 +19,6 @@ from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.schedulers.info import IGNORE_HINT, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural, quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 
 def _mpi(

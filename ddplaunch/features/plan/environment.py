@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from ddplaunch.system import devices
 from ddplaunch.transport.handle import node_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.plan.model import NodePlan
     from ddplaunch.protocol.specs import AgentSpec

@@ -9,6 +9,7 @@ import itertools
 import json
 import shlex
 import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ from ddplaunch.cluster.hosts import fold
 from ddplaunch.text import plural, quote, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
 
 _WIDTH = 118

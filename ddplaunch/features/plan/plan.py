@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -31,8 +32,6 @@ from ddplaunch.transport import transports
 from ddplaunch.transport.agent_process import COMMAND
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ddplaunch.cli.commands import Request
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.handle import Transport

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.text import grouped, plural, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.plan.model import NodePlan

@@ -10,6 +10,7 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,8 +31,6 @@ from ddplaunch.system import procfs, unix_socket
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ddplaunch.agent.launcher_channel import Outbox
 
 _TIMEOUT_S = ANSWER_S + 5

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from ddplaunch.text import KEEPER_ID, elapsed, grouped, plural, table
 from ddplaunch.transport.failures import failures_table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
     from ddplaunch.cli.commands import Request
     from ddplaunch.features.ps.queries import ProcessKind, RunOnHost
 

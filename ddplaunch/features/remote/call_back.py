@@ -19,6 +19,7 @@ import selectors
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
@@ -34,7 +35,6 @@ from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NodeFacts, Po
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable, Sequence
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.remote.remote_start import RemoteStart

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import START_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ddplaunch.features.remote.remote_start import RemoteStart
 
 ON_NODE = re.compile(r"ddplaunch on (\S+)")

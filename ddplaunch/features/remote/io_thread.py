@@ -13,13 +13,12 @@ import selectors
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Work = Callable[[], object]
 
 READ_BYTES = 64 << 10

@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,7 +34,6 @@ from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Iterable, Sequence
 
     from ddplaunch.config import LaunchConfig
 

@@ -7,6 +7,7 @@ deadline has failed. The commands define the queries and use the answers.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,6 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, FromNode, NodeFacts, discard_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.transport.handle import Post, Purpose, Transport
 

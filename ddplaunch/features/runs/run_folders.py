@@ -10,8 +10,8 @@ import contextlib
 import os
 import re
 import socket
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import NO_REPORT, NODE_NOT_READY, LaunchError, UsageError
@@ -21,9 +21,6 @@ from ddplaunch.system import procfs, run_tags
 from ddplaunch.system.files import run_folder
 from ddplaunch.system.files.run_folder import LOCK, RunFacts
 from ddplaunch.text import quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 LAST = "last"
 """In place of a run id: the run that was started last."""

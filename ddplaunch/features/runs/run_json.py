@@ -11,6 +11,7 @@ import fcntl
 import json
 import math
 import os
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,6 @@ from ddplaunch.system.files import kept_files, run_folder
 from ddplaunch.system.files.run_folder import LOCK, REPORT, RUN, RunFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from ddplaunch.protocol.run_result import RunResult
 
 EVENTS = "events.jsonl"

@@ -5,6 +5,7 @@ Runs in the launcher, before the configuration is built. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import OptionError, UsageError
@@ -12,8 +13,6 @@ from ddplaunch.features.schedulers.info import IGNORE_HINT, SchedulerInfo
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from ddplaunch.cluster.scheduled import ScheduledTask
 
 _WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

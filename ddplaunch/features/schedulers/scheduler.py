@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from ddplaunch.features.schedulers import table
 from ddplaunch.rows import load
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from ddplaunch.features.schedulers.info import SchedulerInfo
 
 _ENDPOINT_OPTIONS = ("rdzv_endpoint", "master_addr", "node_rank", "standalone")

@@ -9,6 +9,7 @@ Runs in the launcher, before the configuration is built.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
@@ -17,8 +18,6 @@ from ddplaunch.rows import load
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.features.schedulers.info import SchedulerInfo, SchedulerRow
 
 _INNERMOST_FIRST = ("mpi", "step", "job")

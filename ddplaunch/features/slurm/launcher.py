@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from ddplaunch.text import quote
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.protocol.run_result import RunResult
 

@@ -8,7 +8,7 @@ are 0. Must not run ``scontrol``, which containers lack. Source: SLURM's source 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from ddplaunch.cluster.hosts import MAX_HOSTS, Host, expand, fold
 from ddplaunch.cluster.scheduled import ScheduledTask, SlurmJob
@@ -16,9 +16,6 @@ from ddplaunch.errors import UsageError
 from ddplaunch.features.schedulers.info import IGNORE_HINT, LOOPBACK, Advice, SchedulerInfo, candidate_ports
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural, quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Lowest id of a step that is not srun's: the batch script is 0xfffffffb (shown as -5 since 26.05, not set before),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from ddplaunch.features.slurm import scontrol
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from ddplaunch.cluster.scheduled import SlurmJob
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.run_result import RunResult

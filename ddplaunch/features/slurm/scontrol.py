@@ -9,14 +9,11 @@ import os
 import re
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from ddplaunch.errors import UsageError
 from ddplaunch.features.slurm.reader import parse_node_list
 from ddplaunch.text import quote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOON_S = 900.0
 """A maintenance that begins within so many seconds is about to begin."""

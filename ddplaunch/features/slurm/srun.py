@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hosts import fold
@@ -24,7 +25,6 @@ from ddplaunch.transport.handle import Post, Purpose, Transport, WriteOutput
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.remote.remote_start import RemoteStart

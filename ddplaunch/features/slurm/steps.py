@@ -14,6 +14,7 @@ import selectors
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ from ddplaunch.threads import post_from_thread
 from ddplaunch.transport.failures import HostFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from ddplaunch.features.remote.call_back import CallBackHandle
     from ddplaunch.features.remote.remote_start import RemoteStart
     from ddplaunch.transport.handle import Purpose

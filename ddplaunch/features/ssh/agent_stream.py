@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import paramiko
 
 BUFFER_BYTES = 1 << 16

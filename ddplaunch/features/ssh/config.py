@@ -13,6 +13,7 @@ import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import paramiko
 
     from ddplaunch.config import RemoteConfig

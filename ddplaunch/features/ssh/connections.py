@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.config import RemoteConfig
@@ -26,7 +27,6 @@ from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     import paramiko
 

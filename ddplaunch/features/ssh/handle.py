@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,6 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed, NodeFacts, Post, Purpose, Transport, WriteOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import paramiko
 
     from ddplaunch.cluster.hosts import Host

@@ -9,12 +9,12 @@ import functools
 import os
 import socket
 import threading
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from ddplaunch.features.ssh.config import ConnectFailed, HostConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
     from concurrent.futures import Future
 
     import paramiko

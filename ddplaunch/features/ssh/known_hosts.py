@@ -14,12 +14,12 @@ import hmac
 import os
 import re
 import threading
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _HASH_MAGIC = "|1|"

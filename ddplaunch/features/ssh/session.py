@@ -12,6 +12,7 @@ import hashlib
 import logging
 import socket
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.ssh.config import ALGORITHMS_HINT, ConnectFailed, HostConfig, choose_algorithms
@@ -21,8 +22,6 @@ from ddplaunch.features.ssh.sockets import close_stream
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import paramiko
 
     from ddplaunch.features.remote.io_thread import IoThread

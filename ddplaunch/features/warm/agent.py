@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from ddplaunch.system import procfs
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ddplaunch.agent.workers.forkserver_client import ForkserverClient
     from ddplaunch.features.schedulers.info import SchedulerRow
     from ddplaunch.features.warm.records import KeeperSpec

@@ -6,6 +6,7 @@ Loaded before the rest of the launcher, and by each run: it imports what asks a 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.warm import keeper_files
@@ -13,8 +14,6 @@ from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.warm.keeper_client import KeptAgent
     from ddplaunch.transport.agent_process import AgentProcess

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import time
 import zipimport
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from importlib import machinery
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from ddplaunch.system import procfs
 from ddplaunch.worker import preload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import ModuleType
 
 _AT_START = ("sitecustomize", "usercustomize")

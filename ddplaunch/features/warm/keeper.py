@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from ddplaunch import features, late_dataclass
@@ -37,7 +38,6 @@ from ddplaunch.worker import exit, forkserver, late_import, preload
 from ddplaunch.worker.bootstrap import caught, finished, script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from ddplaunch.worker.forkserver import Continuation

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
@@ -20,7 +21,6 @@ from ddplaunch.protocol import environment
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.features.warm.records import KeeperRequest

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _MAX_REASON = 300

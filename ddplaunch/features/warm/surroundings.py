@@ -14,14 +14,11 @@ import re
 import signal
 import site
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
 from ddplaunch import version
 from ddplaunch.features.schedulers import table as schedulers
 from ddplaunch.system import procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 _STATUS = {
     "user and groups": (b"Uid", b"Gid", b"Groups"),
