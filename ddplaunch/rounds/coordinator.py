@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from enum import Enum, auto
 from itertools import accumulate
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import AssignNodes, OrderToNodes, ReportOfNode, of_host
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
@@ -57,7 +56,6 @@ Outgoing = tuple[int, object]
 """The index of a node, and a record to send to it."""
 
 
-@dataclass
 class Coordinator:
     """The state of a run's rounds.
 
@@ -73,33 +71,40 @@ class Coordinator:
             lost node gets that node's position.
     """
 
-    server_index: int
-    min_nodes: int
-    max_nodes: int
-    restarts: Restarts
-    assigned: tuple[int, ...] = ()
-    attempt: int = 0
-    departing: tuple[int, ...] = ()
-    spares: int = 0
-    phase: Phase = Phase.WAITING
-    participants: list[int] = field(default_factory=list)
-    _waiting: dict[int, NodeReady] = field(default_factory=dict)
-    """The nodes that can start the next round."""
-    _hosts: dict[int, str] = field(default_factory=dict)
-    """By node: the host of every node that has ever joined."""
-    _running: set[int] = field(default_factory=set)
-    """The participants that have not reported the end of the round."""
-    _reports: RoundReports = field(default_factory=RoundReports)
-    _absent: set[int] = field(default_factory=set)
-    """The nodes that have left or were lost, and have not joined again."""
-    _avoided: set[str] = field(default_factory=set)
-    """Hosts of nodes that must not be used again."""
-    _not_left: set[int] = field(default_factory=set)
-    """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
-    _cannot_start: NodeCannotJoin | None = None
-    """Why the run ends before its first round; None if it does not."""
-    _untold_count: int = 0
-    """If the run cannot start: the number of nodes that have not joined, and so do not know of it."""
+    def __init__(
+        self,
+        server_index: int,
+        min_nodes: int,
+        max_nodes: int,
+        restarts: Restarts,
+        assigned: tuple[int, ...] = (),
+        *,
+        attempt: int = 0,
+        departing: tuple[int, ...] = (),
+        spares: int = 0,
+    ) -> None:
+        self.server_index, self.min_nodes, self.max_nodes = server_index, min_nodes, max_nodes
+        self.restarts, self.assigned, self.attempt = restarts, assigned, attempt
+        self.departing, self.spares = departing, spares
+        self.phase = Phase.WAITING
+        self.participants: list[int] = []
+        self._waiting: dict[int, NodeReady] = {}
+        """The nodes that can start the next round."""
+        self._hosts: dict[int, str] = {}
+        """By node: the host of every node that has ever joined."""
+        self._running: set[int] = set()
+        """The participants that have not reported the end of the round."""
+        self._reports = RoundReports()
+        self._absent: set[int] = set()
+        """The nodes that have left or were lost, and have not joined again."""
+        self._avoided: set[str] = set()
+        """Hosts of nodes that must not be used again."""
+        self._not_left: set[int] = set()
+        """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
+        self._cannot_start: NodeCannotJoin | None = None
+        """Why the run ends before its first round; None if it does not."""
+        self._untold_count = 0
+        """If the run cannot start: the number of nodes that have not joined, and so do not know of it."""
 
     def receive(self, record: object) -> list[Outgoing]:
         """Process one record of a node and return the records to send."""

@@ -16,10 +16,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.rendezvous import WorkersEnded
 from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED, AttemptResult, RoundVerdict, WorkerExit
@@ -79,7 +78,6 @@ def workers_ended(result: AttemptResult, node_index: int, *, is_stopping: bool, 
     )
 
 
-@dataclass
 class RoundReports:
     """Everything that the nodes have reported on one round so far.
 
@@ -103,12 +101,13 @@ class RoundReports:
             stopped.
     """
 
-    reason: str = ""
-    node_gone: bool = False
-    node_joined: bool = False
-    stopping_nodes: list[int] = field(default_factory=list)
-    ended_nodes: list[WorkersEnded] = field(default_factory=list)
-    why_node_stopped: str = ""
+    def __init__(self) -> None:
+        self.reason = ""
+        self.node_gone = False
+        self.node_joined = False
+        self.stopping_nodes: list[int] = []
+        self.ended_nodes: list[WorkersEnded] = []
+        self.why_node_stopped = ""
 
     @property
     def leaving(self) -> set[int]:
@@ -161,7 +160,6 @@ class RoundReports:
 # Whether a restart is left, and can help.
 
 
-@dataclass
 class Restarts:
     """The restarts of a run.
 
@@ -173,9 +171,9 @@ class Restarts:
             rounds of its own before it calls them identical.
     """
 
-    max_restarts: int
-    restart_count: int = 0
-    causes: tuple[WorkerExit | None, ...] = ()
+    def __init__(self, max_restarts: int, restart_count: int = 0) -> None:
+        self.max_restarts, self.restart_count = max_restarts, restart_count
+        self.causes: tuple[WorkerExit | None, ...] = ()
 
     def note(self, cause: WorkerExit | None) -> None:
         """A round has ended by ``cause``."""
