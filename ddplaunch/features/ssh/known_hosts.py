@@ -29,19 +29,6 @@ Result = Literal["known", "unknown", "changed", "other type", "revoked", "author
 
 
 @dataclass(frozen=True)
-class KeyCheck:
-    """The result of a look-up of a host's key.
-
-    ``changed``: the files have another key of this type. ``other type``: the files have only keys of other types.
-    ``authority``: the files have only the key of a certificate authority. ``location`` is the file and line of the
-    key.
-    """
-
-    result: Result
-    location: str = ""
-
-
-@dataclass(frozen=True)
 class _Line:
     marker: str
     key_type: str
@@ -75,26 +62,31 @@ class KnownHosts:
         for path in paths:
             self._load(path)
 
-    def check(self, names: Sequence[str], key_type: str, key: str) -> KeyCheck:
-        """Whether ``key`` (base64) is trusted for the host with these names (see ``host_names``)."""
+    def check(self, names: Sequence[str], key_type: str, key: str) -> tuple[Result, str]:
+        """Whether ``key`` (base64) is trusted for the host with these names (see ``host_names``).
+
+        ``changed``: the files have another key of this type. ``other type``: they have only keys of other types.
+        ``authority``: they have only the key of a certificate authority. With the file and line of the key, if the
+        answer is due to one.
+        """
         with self._lock:
             found = [list(self._lines(name)) for name in names]
         lines = found[0]
         for line in (line for group in found for line in group):
             if line.marker == "@revoked" and line.key == key:
-                return KeyCheck("revoked", line.location)
+                return "revoked", line.location
         if key in self._revoked:
-            return KeyCheck("revoked", "RevokedHostKeys")
+            return "revoked", "RevokedHostKeys"
         if any(line.key == key and not line.marker for group in found for line in group):
-            return KeyCheck("known")
+            return "known", ""
         host_keys = [line for line in lines if not line.marker]
         for line in host_keys:
             if line.key_type == key_type:
-                return KeyCheck("changed", line.location)
+                return "changed", line.location
         if host_keys:
-            return KeyCheck("other type", host_keys[0].location)
+            return "other type", host_keys[0].location
         authorities = [line.location for line in lines if line.marker == "@cert-authority"]
-        return KeyCheck("authority", authorities[0]) if authorities else KeyCheck("unknown")
+        return ("authority", authorities[0]) if authorities else ("unknown", "")
 
     def key_types(self, names: Sequence[str]) -> tuple[str, ...]:
         """The types of the keys known for a host."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.ssh.config import ALGORITHMS_HINT, ConnectFailed, HostConfig, choose_algorithms
 from ddplaunch.features.ssh.keys import KeyRing, log_in
-from ddplaunch.features.ssh.known_hosts import KeyCheck, KnownHosts, host_names
+from ddplaunch.features.ssh.known_hosts import KnownHosts, Result, host_names
 from ddplaunch.features.ssh.sockets import close_stream
 from ddplaunch.threads import in_thread
 
@@ -165,10 +165,10 @@ def _as_unreachable(error: BaseException) -> BaseException:
 def _check_key(transport: paramiko.Transport, config: HostConfig, known: KnownHosts, names: tuple[str, ...]) -> None:
     key = transport.get_remote_server_key()
     key_type, text = key.get_name(), key.get_base64()
-    check = known.check(names, key_type, text)
-    if check.result == "known":
+    result, location = known.check(names, key_type, text)
+    if result == "known":
         return
-    if check.result == "unknown" and config.accept_new:
+    if result == "unknown" and config.accept_new:
         try:
             known.add(names[0], key_type, text, hashed=config.hash_known_hosts)
         except OSError as error:
@@ -176,26 +176,26 @@ def _check_key(transport: paramiko.Transport, config: HostConfig, known: KnownHo
         return
     digest = hashlib.sha256(key.asbytes()).digest()
     fingerprint = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-    raise _untrusted_key(check, f"{key_type} {fingerprint}", names[0])
+    raise _untrusted_key(result, location, f"{key_type} {fingerprint}", names[0])
 
 
-def _untrusted_key(check: KeyCheck, shown: str, name: str) -> ConnectFailed:
+def _untrusted_key(result: Result, location: str, shown: str, name: str) -> ConnectFailed:
     collect = "Collect the keys with `ssh-keyscan HOST >> ~/.ssh/known_hosts` and compare them with the administrator's"
-    if check.result == "unknown":
+    if result == "unknown":
         return ConnectFailed("host key", "its host key is unknown", f"{collect}, or trust new hosts: --ssh-accept-new.")
-    if check.result == "revoked":
+    if result == "revoked":
         return ConnectFailed(
             "host key",
-            f"ITS HOST KEY IS REVOKED ({shown}, by {check.location})",
+            f"ITS HOST KEY IS REVOKED ({shown}, by {location})",
             "Find out who revoked it before you connect.",
         )
-    if check.result == "authority":
-        message = f"its host key is unknown, only a certificate authority for it ({check.location})"
+    if result == "authority":
+        message = f"its host key is unknown, only a certificate authority for it ({location})"
         return ConnectFailed("host key", message, f"Certificates of hosts cannot be checked here. {collect}.")
-    if check.result == "other type":
-        message = f"its host key is unknown: {shown}, but another type in {check.location}"
+    if result == "other type":
+        message = f"its host key is unknown: {shown}, but another type in {location}"
         return ConnectFailed("host key", message, f"{collect}.")
-    message = f"ITS HOST KEY HAS CHANGED: it shows {shown}, which is not the one in {check.location}"
+    message = f"ITS HOST KEY HAS CHANGED: it shows {shown}, which is not the one in {location}"
     hint = (
         f"The connection may be intercepted, or the host was reinstalled. If so: `ssh-keygen -R '{name}'`. {collect}."
     )
