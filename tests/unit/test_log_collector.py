@@ -13,7 +13,7 @@ from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import Level
 from ddplaunch.features.collect_logs import launcher
 from ddplaunch.features.collect_logs.launcher import LogCollector
-from ddplaunch.features.collect_logs.log_writer import LogWriter
+from ddplaunch.features.collect_logs.log_writer import LogWriter, Written
 from ddplaunch.features.collect_logs.records import LogChunk, LogsFound, LogsSent
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.transport.handle import NodeFacts, WithData
@@ -149,3 +149,12 @@ def test_few_nodes_send_at_a_time(tmp_path: Path) -> None:
         step()
         asked.append(sum(line.endswith("GrantLogBytes(nbytes=262144)") for line in run.said))
     assert asked == [16, 17, 18, 19]
+
+
+def test_the_writer_has_written_all_when_it_is_closed(tmp_path: Path) -> None:
+    writer, written = LogWriter(), Written()
+    for number in range(1000):
+        writer.put(tmp_path, LogChunk(OUT, 1, is_last=number == 999), b"x", written, lambda _: None)
+    writer.close(60)
+    assert (tmp_path / OUT).read_bytes() == b"x" * 1000
+    assert (tmp_path / OUT).stat().st_mode & 0o777 == 0o600

@@ -190,6 +190,7 @@ def test_all_nodes_are_pinged_while_the_launcher_is_busy(
     result = launch_all(script, tmp_path, monkeypatch)
     assert [len(attempt.exits) for attempt in result.attempts] == [NODES, NODES]
     assert calls == [name] * times
+    assert "pings" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_ctrl_c_stops_the_next_attempt_while_the_failure_of_the_last_one_is_explained(
