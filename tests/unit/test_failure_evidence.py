@@ -102,3 +102,14 @@ def test_the_file_of_the_watchdog_is_read(tmp_path: Path) -> None:
     node = Node(tmp_path, "", -6)
     node.leave("flight_record_rank_0", pickle.dumps(DUMP, protocol=2))
     assert node.found()[0].flight_record.made.all[-1].number == 4
+
+
+def test_only_a_worker_that_was_asked_is_said_to_run(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    facts = {
+        worker_records.PENDING: {"function": "all_reduce", "peer": None, "group": ""},
+        worker_records.FLIGHT_RECORD: DUMP,
+    }
+    node.leave(worker_records.RECORD_FILE, json.dumps(facts).encode())
+    node.take()
+    assert {rank: each.is_running for rank, each in node.found().items()} == {0: False, 1: True}
