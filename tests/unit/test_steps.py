@@ -74,6 +74,18 @@ def test_at_most_eight_steps_start_at_a_time_and_those_that_wait_become_one(clus
     assert sorted(cluster.commands) == sorted([*([name] for name in names[:MAX_STARTING]), names[MAX_STARTING:]])
 
 
+def test_agents_of_another_purpose_that_wait_are_another_step(cluster: Cluster) -> None:
+    for number in range(MAX_STARTING):
+        cluster.start(f"n{number}")
+    wait_until(lambda: len(cluster.commands) == MAX_STARTING, WAIT_S)
+    cluster.start("r1", "r2")
+    cluster.start("s1", purpose="sweep")
+    for name in ("n0", "n1"):
+        cluster.handles[name].kill()
+    wait_until(lambda: len(cluster.commands) == MAX_STARTING + 2, WAIT_S)
+    assert sorted(cluster.commands[-2:]) == [["r1", "r2"], ["s1"]]
+
+
 def test_a_step_ends_when_no_agent_of_it_is_needed_any_more(cluster: Cluster) -> None:
     cluster.start("n1", "n2")
     [pid] = wait_until(lambda: cluster.pids, WAIT_S)
