@@ -209,7 +209,7 @@ class TransportRow:
     """One way in which the agents of a run are started and reached.
 
     Attributes:
-        name: its word for ``--transport``, and in ``LaunchConfig.transport``.
+        name: its word for ``--transport``, and in ``RemoteConfig.transport``.
         class_path: its subclass of ``Transport``, ``module:name``.
         way: how it starts the agents, as ``--plan`` prints it: "through srun".
         keeps_warm: what an agent leaves on the host, as the keeper of ``--keep-warm``, goes on when the command that

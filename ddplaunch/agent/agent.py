@@ -207,9 +207,9 @@ class Agent(NodeServices):
     def _start_workers(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
         """Start the store and all workers. Returns once all workers run, or once the attempt must end."""
         self._await_forkserver()
-        environ = dict(self.rendezvous.worker_environ)
+        environ = dict(self.rendezvous.default_environ)
         for part in self._parts:
-            environ.update(part.worker_environ())
+            environ.update(part.default_environ())
         if self._must_stop():
             return
         if listener is not None and round_.has_store:

@@ -95,8 +95,8 @@ class Part:
         """An attempt begins. No worker of ``group`` runs yet."""
         self._group = group
 
-    def worker_environ(self) -> Mapping[str, str]:
-        """Variables for the workers of the attempt, unless their environment has them. May wait for a short time."""
+    def default_environ(self) -> Mapping[str, str]:
+        """Variables for the workers of the attempt, if their environment has no value. May wait for a short time."""
         return {}
 
     def for_worker(self, worker: Worker) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 A row says all about an option. ``build_config`` applies those that set a field, and decides about the others.
 
-An option has three places: its field, its row, and its use; a variable for the script is also in ``NAMES``. The row
-stands here, in ``host_options`` (other machines), in ``rendezvous_options`` (nodes and how they meet), or in ``rows``
-of a feature's package. Who uses the value says which class in ``config`` or ``timeouts`` has the field; the value is
-then there already:
+An option has three places: its field, its row, and its use; docs/architecture.md has the steps for a variable of the
+workers. The row stands here, in ``host_options`` (other machines), in ``rendezvous_options`` (nodes and how they meet),
+or in ``rows`` of a feature's package. Who uses the value says which class in ``config`` or ``timeouts`` has the field;
+the value is then there already:
 
 =======================  ========================================  ====================================================
 who uses it              the field is in                           where it is found
@@ -19,9 +19,8 @@ forks before the script                                            fork ``_becom
                                                                    there, also an executed one. Catch its error, and
                                                                    call ``_refuse`` with a message that names the
                                                                    option, as ``_bind`` does
-script                   ``WorkerConfig``                          a variable: ``worker_environ`` in
-                                                                   ``protocol.environment``, and a row of ``NAMES``
-                                                                   there; of a feature ``Part.worker_environ``
+script                   ``WorkerConfig``                          a variable: ``protocol.environment``; of a feature
+                                                                   ``Part.default_environ``
 a feature in a worker    ``WorkerConfig``, or no field             the text that ``Part.for_worker`` returns for it
 =======================  ========================================  ====================================================
 

@@ -24,7 +24,7 @@ class Feature(NamedTuple):
     The package itself may have ``rows()``: its options and commands, as ``rows`` describes them; ``EVENTS`` and
     ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has;
     ``prepare(config, stdout_fd)`` and ``for_agent(config)``, which ``prepare`` and ``texts`` below call;
-    ``worker_environ(config, inherited)``: what ``Part.worker_environ`` will return, as ``--plan`` shows it;
+    ``default_environ(config, inherited)``: what ``Part.default_environ`` will return, as ``--plan`` shows it;
     ``variables(options, environ, to_hosts)``: variables that all workers get, and ``shown_variables`` of these: the
     lines for ``-v``.
 
@@ -56,7 +56,7 @@ class Feature(NamedTuple):
             starts, for a run with one of them, or with ``watch_if``. Both import late what they need.
         watch_if: another such setting: the launcher has a part of the feature only in runs with it; empty: in all
             runs. Agents have the part of the feature in every run.
-        declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``worker_environ``. False for one that
+        declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``default_environ``. False for one that
             has only a docstring or functions: commands do not import it. A test compares it.
     """
 

@@ -1,7 +1,8 @@
 """Environment variables of a worker, in addition to those of its agent; most are torchrun's, with its meaning.
 
-Used by the agent and by --plan. Pure. A variable that scripts see has a row of ``NAMES``: ``-x`` refuses these names,
---plan shows them, and a test compares the environment table of the docs with them.
+Used by the agent and by --plan. Pure. A variable that scripts see has a row of ``NAMES``: ``-x`` refuses these names
+and shows their meaning, --plan shows them, and a test compares the environment table of the docs with them.
+docs/architecture.md ("Where do I add a variable of the workers?") has the list of steps for a new one.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ FLIGHT_RECORD_FILE = "flight_record_rank_"
 NAMES: dict[str, str] = {
     "RANK": "number of the worker in the job, 0 to WORLD_SIZE - 1; contiguous on a node",
     "LOCAL_RANK": "number of the worker on its node; always 0 with --virtual-local-rank",
-    "WORLD_SIZE": "workers of the job",
-    "LOCAL_WORLD_SIZE": "workers of the node",
+    "WORLD_SIZE": "workers of the job: --nnodes and --nproc-per-node",
+    "LOCAL_WORLD_SIZE": "workers of the node: --nproc-per-node",
     "GROUP_RANK": "number of the node",
     "GROUP_WORLD_SIZE": "nodes of the job",
     "ROLE_NAME": "--role; `default` if not given",

@@ -1,8 +1,8 @@
 """What follows a round: a restart, an attempt with other nodes, or the end of the run; always with the reason.
 
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
-restart is left and can help, the verdict, and the result of each node. Pure, but for ``Restarts``, in which it counts
-and notes failures. ``Coordinator`` calls it. docs/architecture.md ("Where does --max-restarts act?") has a table of the
+restart is left and can help, the verdict, and the result of each node. ``Restarts`` keeps what was counted so far; all
+else is pure. ``Coordinator`` calls it. docs/architecture.md ("Where does --max-restarts act?") has a table of the
 three ways to start: which process runs the coordinator, and whose ``--max-restarts`` counts.
 
 The agents of all nodes get the verdict, and report it to their launcher (``AttemptEnded``). A launcher that leads all

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.protocol import environment as worker_environment
+from tests.support.configs import NOT_ALWAYS_SET
 from tests.support.runs import PROGRAMS, Finished, environment, run
 
 DUMP = PROGRAMS / "dump_environ.py"
-
-BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"}
 
 
 def dumped(folder: Path) -> list[dict[str, Any]]:
@@ -43,7 +42,7 @@ def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -
     """torchrun: test_run 19. The CPUs and the devices are shared out; how else: tests/unit/test_devices.py."""
     workers = environs("--gpus-per-proc", "2", env=FOUR, folder=tmp_path / "dump")
     for seen in workers:
-        assert changed(environment(), seen).keys() == worker_environment.NAMES.keys() - BY_NETWORK
+        assert changed(environment(), seen).keys() == worker_environment.NAMES.keys() - NOT_ALWAYS_SET
         assert seen["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert [env["LOCAL_RANK"] for env in workers] == ["0", "1"]
     assert [env["CUDA_VISIBLE_DEVICES"] for env in workers] == ["0,1", "2,3"]
@@ -109,7 +108,7 @@ def test_without_python_a_program_gets_the_same_environment() -> None:
     """torchrun: test_run 3; launcher_api_test 1."""
     finished = run("--no-python", "--nproc-per-node", "1", "env", "-0", env={"SENTINEL": "two\nlines"})
     seen = dict(line.split("=", 1) for line in finished.out.rstrip("\n").split("\0") if line)
-    expected = worker_environment.NAMES.keys() - BY_NETWORK - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    expected = worker_environment.NAMES.keys() - NOT_ALWAYS_SET - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
     expected -= {"TORCHELASTIC_USE_AGENT_STORE"}  # Not for a job's only worker.
     assert changed(environment({"SENTINEL": "two\nlines"}), seen).keys() == expected
 

@@ -21,11 +21,7 @@ from ddplaunch.protocol import environment
 from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec
 from tests.support import golden
-from tests.support.configs import a_round, agent_spec
-
-BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"}
-"""Set only where nodes reach each other, no name server does, or GPUs are: test_job.py, test_silent_dns.py in
-tests/ssh, tests/process/test_ras_address.py."""
+from tests.support.configs import NOT_ALWAYS_SET, a_round, agent_spec
 
 SPEC = agent_spec(
     run_id="job7",
@@ -94,7 +90,7 @@ def test_the_environment_of_a_worker() -> None:
         pages[name] = sorted([*(env.items() - worker.items()), *gone])
     golden.check("environments", {name: "\n".join(map("=".join, lines)) for name, lines in pages.items()})
     # Set by whoever knows the devices.
-    assert environment.NAMES.keys() - BY_NETWORK == {*worker, "CUDA_VISIBLE_DEVICES"} - {"HOME"}
+    assert environment.NAMES.keys() - NOT_ALWAYS_SET == {*worker, "CUDA_VISIBLE_DEVICES"} - {"HOME"}
     assert all(environment.NAMES.values())
 
 

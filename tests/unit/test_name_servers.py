@@ -57,7 +57,7 @@ class Node:
         """What the workers of an attempt get."""
         group: Any = None
         self._part.on_attempt(group, a_round(master_addr=address, node_rank=node_rank))
-        return self._part.worker_environ()
+        return self._part.default_environ()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Rendezvous:
         return None
 
     @property
-    def worker_environ(self) -> dict[str, str]:
+    def default_environ(self) -> dict[str, str]:
         """Default environment variables of the next round's workers; the user's variables take precedence."""
         return {}
 

@@ -144,7 +144,7 @@ class RendezvousClient:
         return f"{self._addresses[0]}:{self._port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
 
     @property
-    def worker_environ(self) -> dict[str, str]:
+    def default_environ(self) -> dict[str, str]:
         """Variables of the workers for the network through which this node has joined."""
         return network.interface_environ(self.address, is_chosen=bool(self.config.local_addr))
 

@@ -104,8 +104,8 @@ class MultiNodeRendezvous(Rendezvous):
         return self._client.endpoint if self._client else "the node that serves the rendezvous"
 
     @property
-    def worker_environ(self) -> dict[str, str]:
-        return self._client.worker_environ if self._client else {}
+    def default_environ(self) -> dict[str, str]:
+        return self._client.default_environ if self._client else {}
 
     @property
     def clock_ahead_s(self) -> tuple[float, float]:

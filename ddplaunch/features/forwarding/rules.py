@@ -108,18 +108,6 @@ RULES = (
 )
 """The first rule that matches a variable's name applies; the last one matches all."""
 
-_OPTIONS = {
-    "MASTER_ADDR": "--master-addr",
-    "MASTER_PORT": "--master-port",
-    "ROLE_NAME": "--role",
-    "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
-    "TORCHELASTIC_RUN_ID": "--rdzv-id",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "--signals-to-handle",
-    "WORLD_SIZE": "--nnodes with --nproc-per-node",
-    "LOCAL_WORLD_SIZE": "--nproc-per-node",
-}
-"""Options that set a variable which cannot be forwarded."""
-
 
 def rule_of(name: str) -> Rule:
     """The rule that applies to the variable ``name``."""
@@ -190,7 +178,7 @@ def _variable(name: str, value: str, where: str) -> dict[str, str]:
 
 def _check_free(name: str, where: str) -> None:
     if rule_of(name).when == "never":
-        hint = f"Use {_OPTIONS[name]}." if name in _OPTIONS else "Leave it out."
+        hint = f"Leave it out. Its value: {NAMES[name]}." if name in NAMES else "Leave it out."
         raise UsageError(f"{where}: ddplaunch sets {name} itself, for each worker", hint)
 
 

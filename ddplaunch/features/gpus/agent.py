@@ -109,7 +109,10 @@ class GpusOfJob(Part):
         return next(found, None)
 
     def next_usage(self) -> dict[int, GpuReading]:
-        """What the GPUs did at the last call, by index, and ask again. Empty while the driver does not answer."""
+        """What the GPUs did at the last call, by index, and ask again. Empty while the driver does not answer.
+
+        Only for ``features.usage``: of two callers each would miss values. Others get its samples, ``UsageSampled``.
+        """
         if self._is_usage_asked:  # The last question still waits.
             return {}
         self._is_usage_asked = self.ask("usage")

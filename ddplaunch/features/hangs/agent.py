@@ -42,8 +42,8 @@ class HangPart(Part):
         self._examiner = examiner.of(node.worker_socket)
         self._ras_address = {} if node.spec.dry_run else node_evidence.own_address(os.environ)
 
-    def worker_environ(self) -> Mapping[str, str]:
-        """As ``Part.worker_environ``: where NCCL's RAS listens."""
+    def default_environ(self) -> Mapping[str, str]:
+        """As ``Part.default_environ``: where NCCL's RAS listens."""
         return self._ras_address
 
     def for_worker(self, worker: Worker) -> dict[str, str]:

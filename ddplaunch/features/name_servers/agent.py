@@ -70,8 +70,8 @@ class NameServersPart(Part):
         if address not in self._lookups:
             self._lookups[address] = NameLookup(address, self._node.post)
 
-    def worker_environ(self) -> Mapping[str, str]:
-        """As ``Part.worker_environ``: waits for the look-up for a short time."""
+    def default_environ(self) -> Mapping[str, str]:
+        """As ``Part.default_environ``: waits for the look-up for a short time."""
         if self._round is None:
             return {}
         lookup = self._lookups[self._round.master_addr]

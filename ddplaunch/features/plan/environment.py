@@ -76,13 +76,13 @@ def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: i
     if not here and workers > 1 and "OMP_NUM_THREADS" not in inherited_ours:
         shared["OMP_NUM_THREADS"] = f"<CPUs of the node / {workers}>"
     added = _interfaces(config)
-    for found in features.call_each("worker_environ", config, inherited):
+    for found in features.call_each("default_environ", config, inherited):
         added |= found
     return {**shared, **{name: value for name, value in added.items() if name not in inherited}}
 
 
 def _interfaces(config: LaunchConfig) -> dict[str, str]:
-    """The variables that ``MultiNodeRendezvous.worker_environ`` sets on a node."""
+    """The variables that ``MultiNodeRendezvous.default_environ`` sets on a node."""
     if config.dry_run or not config.has_peers:
         return {}
     name = "<the interface between the nodes>" if config.local_addr or not config.interface else config.interface
