@@ -86,3 +86,12 @@ def test_what_a_killed_test_run_left_is_taken_down_by_the_next(ssh_keys, tmp_pat
     assert os.path.exists(f"/run/netns/{name}")
     remove_stale(prefix)
     assert not [entry for entry in os.listdir("/run/netns") if entry.startswith(name)]
+
+
+def test_a_test_run_in_another_pid_namespace_takes_no_lab_down_that_is_in_use(make_lab):
+    lab = make_lab(1)
+    code = "from tests.support.nodes import remove_stale; remove_stale()"
+    other = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    subprocess.run(other, cwd=ROOT, env=environment(), check=True)
+    assert lab.run(["true"]).returncode == 0
+    assert lab["node1"].run(["hostname"]).stdout == "node1\n"

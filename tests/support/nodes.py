@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import os
 import re
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,6 @@ LAB_ADDRESS = "10.99.0.1"
 _NOBODY = "10.99.0.77"
 _TEST_MARK = "DDPLAUNCH_TEST_MARK"
 _CLONE_NEWNET = 0x40000000
-_numbers = itertools.count(1)
 
 _INIT = """
 hostname "$1" && mount -t tmpfs tmpfs /run && mkdir /run/sshd && mount -t tmpfs tmpfs /dev/shm &&
@@ -268,7 +268,7 @@ class Lab:
         self.folder = folder
         self.names = names
         self.keys = keys
-        self.netns = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
+        self.netns = f"{PREFIX}{secrets.token_hex(4)}"
         plain = special.get("default", NodeOptions())
         self.nodes = [Node(self, n, special.get(f"node{n}", plain)) for n in range(1, count + 1)]
         self.ssh_config = folder / "ssh_config"
@@ -281,6 +281,8 @@ class Lab:
 
     def __enter__(self) -> Lab:
         remove_stale()
+        self._use = socket.socket(socket.AF_UNIX)
+        self._use.bind(_sign_of_use(self.netns))
         try:
             self._write_files()
             self._make_network()
@@ -305,6 +307,7 @@ class Lab:
             if node._process:
                 node.crash()
         _remove([self.netns, *(node.netns for node in self.nodes)])
+        self._use.close()
 
     def ip(self, *commands: str) -> None:
         """Run commands of ip(8) in the lab's network namespace."""
@@ -444,12 +447,26 @@ def _remove(names: Sequence[str]) -> None:
             _run(["ip", "netns", "del", name])
 
 
+def _sign_of_use(name: str) -> str:
+    """An abstract address that a lab's process holds: it is gone with that process, and known in all PID namespaces."""
+    return f"\0{name}"
+
+
+def _is_in_use(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(_sign_of_use(name))
+        except OSError:
+            return True
+    return False
+
+
 def remove_stale(prefix: str = PREFIX) -> None:
     """Take down what test runs left that were killed themselves. Other test runs may do so at the same time."""
-    pattern = re.compile(rf"{prefix}(\d+)-\d")
+    pattern = re.compile(rf"{prefix}[0-9a-f]{{8}}(?=-|$)")
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir("/run/netns"):
-            if (match := pattern.match(name)) and not is_alive(int(match[1])):
+            if (match := pattern.match(name)) and not _is_in_use(match[0]):
                 try:
                     _remove([name])
                 except RuntimeError:
