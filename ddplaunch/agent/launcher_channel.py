@@ -19,7 +19,7 @@ from ddplaunch import features
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
-from ddplaunch.protocol.output_runs import count_lines, runs_of
+from ddplaunch.protocol.output_runs import count_lost, runs_of
 from ddplaunch.threads import in_thread
 
 _QUEUE_BYTES = 16 << 20
@@ -118,7 +118,7 @@ class Outbox:
         queued = [(header, data) for header, data in self._output if isinstance(header, Output)]
         for header, data in (run for piece in queued for run in runs_of(*piece)):
             key = (header.rank, header.stream)
-            lines = header.lost_lines + count_lines(header, data) + (lost[key].lost_lines if key in lost else 0)
+            lines = count_lost(header, data, lost[key].lost_lines if key in lost else 0)
             lost[key] = replace(header, nbytes=0, lost_lines=lines)
         self._records.extend(wire.encode(header) for header in lost.values())
         self._output.clear()

@@ -40,11 +40,16 @@ def by_stream(header: Output, data: bytes) -> Iterable[tuple[Output, bytes]]:
     return [(each, b"".join(runs)) for each, runs in together.values()]
 
 
-def count_lines(header: Output, data: bytes) -> int:
-    """Number of lines in ``data``, which follows ``header``; an unfinished one counts.
+def count_lost(header: Output, data: bytes, before: int = 0) -> int:
+    """Number of lines that are lost with ``data``, which follows ``header``, and right before it.
 
-    The end of a line that was sent before does not: ``print`` of ``python -u`` writes a line and its newline by two
+    ``before`` were lost since the last bytes of this stream that were passed on, ``header.lost_lines`` are added. A
+    line counts once, also if several pieces of it are lost one after the other; an unfinished one counts. A newline
+    alone does not count if its line was passed on: ``print`` of ``python -u`` writes a line and its newline by two
     calls, and where time passes between them they are two pieces of output.
     """
-    is_unfinished = not data.endswith(b"\n")
-    return data.count(b"\n") + is_unfinished - (header.goes_on and data.startswith(b"\n")) if data else 0
+    lost = before + header.lost_lines
+    if not data:
+        return lost
+    has_counted = header.goes_on and (lost > 0 or data.startswith(b"\n"))
+    return lost + data.count(b"\n") + (not data.endswith(b"\n")) - has_counted

@@ -121,14 +121,14 @@ def test_short_pieces_do_not_fill_the_memory_either(
     assert sum(header.lost_lines for header in shown._stdout._dropped.values()) > 16_000
 
 
-def test_the_newline_of_a_line_that_was_kept_counts_for_no_line(
+def test_each_line_that_was_dropped_counts_once_and_the_newline_of_one_that_was_kept_does_not(
     stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
     shown.output(out(0), b"kept")
     monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", -1)
-    shown.output(replace(out(0), goes_on=True), b"\n1\n2\n3")
-    shown.output(replace(out(0), goes_on=True), b"\n")
+    for piece in (b"\n1\n2\n3", b"...", b"...\n"):
+        shown.output(replace(out(0), goes_on=True), piece)
     assert [header.lost_lines for header in shown._stdout._dropped.values()] == [3]
 
 

@@ -286,13 +286,15 @@ def test_records_overtake_output_and_keep_their_order(launcher: Launcher) -> Non
 def test_what_cannot_be_sent_by_the_end_is_counted(launcher: Launcher) -> None:
     fill(launcher.outbox, 6 << 20)
     launcher.outbox.send_output(Output("node", 4, 2, "stderr", 4, lost_lines=10), b"half")
+    for piece in (b" of it", b" goes on\nnext"):
+        launcher.outbox.send_output(Output("node", 4, 2, "stderr", len(piece), goes_on=True), piece)
     launcher.outbox.drain(0.1)
     received = launcher.receive()
     shown = output_bytes(received) // 1024
     lost = {
         record.rank: record.lost_lines for record, _ in received if isinstance(record, Output) and record.lost_lines
     }
-    assert lost == {3: (6 << 10) - shown, 4: 11}
+    assert lost == {3: (6 << 10) - shown, 4: 12}
 
 
 def test_a_record_of_the_meantime_overtakes_what_is_drained_slowly(launcher: Launcher) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire, write_times
 from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.protocol.output_runs import count_lines
+from ddplaunch.protocol.output_runs import count_lost
 from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
@@ -197,11 +197,11 @@ class Stream:
             if self.send and self.send(header, chunk):
                 self._lost_lines = 0
             else:
-                self.lose(header, chunk)
+                self._lost_lines = count_lost(header, chunk)
 
-    def lose(self, header: Output, data: bytes) -> None:
-        """Count the lines of ``data``, which the launcher has not taken."""
-        self._lost_lines += count_lines(header, data)
+    def lose(self, lines: bytes) -> None:
+        """Count ``lines``, which the launcher has not taken."""
+        self._lost_lines = count_lost(self.header, lines, self._lost_lines)
 
     def _copy_matches(self, lines: bytes) -> None:
         found = matching(lines, self.filters, self.copy_prefix)

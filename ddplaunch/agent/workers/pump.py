@@ -175,4 +175,4 @@ def _show(runs: list[_Run]) -> None:
     header = replace(first.header, nbytes=len(whole), runs=tuple(len(data) for _, data in runs))
     if first.send and not first.send(header, whole):
         for stream, data in runs:
-            stream.lose(stream.header, data)
+            stream.lose(data)

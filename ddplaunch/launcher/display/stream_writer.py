@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.line_prefix import Style, prefixed
-from ddplaunch.protocol.output_runs import by_stream, count_lines, runs_of
+from ddplaunch.protocol.output_runs import by_stream, count_lost, runs_of
 from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
@@ -184,8 +184,7 @@ class StreamWriter:
         for each, run in by_stream(header, data):
             key = (each.rank, each.stream)
             before = self._dropped[key].lost_lines if key in self._dropped else 0
-            lines = before + each.lost_lines + count_lines(each, run)
-            self._dropped[key] = replace(each, nbytes=0, lost_lines=lines)
+            self._dropped[key] = replace(each, nbytes=0, lost_lines=count_lost(each, run, before))
 
     def _dropped_text(self, header: Output) -> bytes:
         where = quote(self.style.log_hint(header), 1000)
