@@ -47,10 +47,12 @@ def test_it_has_the_lines_and_messages_of_both_streams_without_colours(logged: L
     logged.console.show("ddplaunch: three\x1b[2J")
     logged.console.output(err(1), b"c\n")
     logged.console.show_page("title\ncause\nend")
-    message = b"ddplaunch: three\\x1b[2J\n"
-    assert logged.log() == b"[0] a\x1b[31m\xff\n[0] b\n" + message + b"[1] c\ntitle\ncause\nend\n"
+    logged.console.note("ddplaunch: error: no host\x07")
+    three, noted = b"ddplaunch: three\\x1b[2J\n", b"ddplaunch: error: no host\\x07\n"
+    assert logged.log() == b"[0] a\x1b[31m\xff\n[0] b\n" + three + b"[1] c\ntitle\ncause\nend\n" + noted
     assert b"\x1b[36m[0] \x1b[0ma\x1b[31m" in logged.screen.read_bytes()
     assert b"\x1b[1mcause" in logged.screen.read_bytes()
+    assert b"no host" not in logged.screen.read_bytes(), "the command prints it itself"
     assert logged.file.stat().st_mode & 0o777 == 0o600
 
 
