@@ -59,6 +59,17 @@ def ask(server: _Server, path: str, method: str = "GET", host: str | None = None
     return answer.status, body, dict(answer.getheaders())
 
 
+def test_ctrl_c_ends_it_as_soon_as_the_address_is_shown(base: Path) -> None:
+    shown = []
+
+    def show(address: str) -> None:
+        shown.append(address)
+        raise KeyboardInterrupt
+
+    serve.serve(asked(0, show))
+    assert len(shown) == 1
+
+
 def test_the_index_leads_to_each_page_and_nothing_is_written(server: _Server, base: Path):
     before = sorted(base.rglob("*"))
     status, text, headers = ask(server, f"/{server.token}/")
