@@ -49,6 +49,21 @@ class Agent:
         return worker.recv(1) == b""
 
 
+@pytest.mark.parametrize("order", [("debug", "third"), ("third", "debug")], ids=str)
+def test_each_feature_gets_the_connections_of_its_own_workers_whatever_the_order(order: tuple[str, ...]) -> None:
+    asked = {name: Asked(name) for name in order}
+    agent = Agent(*asked.values())
+    for name, part in asked.items():
+        with connect(agent.name, name) as worker:
+            worker.sendall(b"x")
+            found = part.taken.get(float("inf"))
+            assert found
+            with found.socket:
+                assert (found.pid, found.socket.recv(1)) == (os.getpid(), b"x")
+        assert all(other.has_nothing() for other in asked.values())
+    agent.server.close()
+
+
 @pytest.mark.parametrize(
     "address",
     [
