@@ -57,12 +57,22 @@ def answering(worker: socket.socket, *answers: bytes) -> threading.Thread:
     return thread
 
 
-def test_a_large_answer_arrives_whole(examiner: Examiner) -> None:
+def test_a_large_answer_arrives_whole_and_who_is_not_connected_gives_none(examiner: Examiner) -> None:
     record = os.urandom(5 << 20)
     with connected(examiner) as worker:
-        thread = answering(worker, packed(record))
-        assert examiner.ask([OWN], worker_records.RECORD)[OWN].record == record
+        thread = answering(worker, packed(record, cpu_s=0.5))
+        answers = examiner.ask([OWN, 1], worker_records.RECORD)
         thread.join(10)
+    assert answers.keys() == {OWN}
+    assert (answers[OWN].cpu_s, answers[OWN].record) == (0.5, record)
+
+
+def test_a_worker_that_ends_before_it_is_asked_or_answers_is_forgotten(examiner: Examiner) -> None:
+    for is_asked in (False, True):
+        with connected(examiner) as worker:
+            worker.shutdown(socket.SHUT_WR if is_asked else socket.SHUT_RDWR)
+            assert examiner.ask([OWN], worker_records.STATUS) == {}
+            assert not examiner.is_connected(OWN)
 
 
 def test_a_late_answer_to_another_question_is_not_taken_for_the_answer(examiner: Examiner) -> None:
