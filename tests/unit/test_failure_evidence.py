@@ -104,6 +104,14 @@ def test_the_file_of_the_watchdog_is_read(tmp_path: Path) -> None:
     assert node.found()[0].flight_record.made.all[-1].number == 4
 
 
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"flight_record": {"entries": 3}}', b"\xff" * 100])
+def test_files_with_nonsense_are_as_none(tmp_path: Path, data: bytes) -> None:
+    node = Node(tmp_path)
+    node.leave(worker_records.RECORD_FILE, data)
+    node.leave("flight_record_rank_0", data)
+    assert node.found() == {}
+
+
 def test_only_a_worker_that_was_asked_is_said_to_run(tmp_path: Path) -> None:
     node = Node(tmp_path)
     facts = {
