@@ -19,6 +19,7 @@ from ddplaunch.launcher.display import console
 from ddplaunch.launcher.display.console import Console, Progress
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Output
+from ddplaunch.transport.handle import NodeFacts
 from tests.support.fake_agents import participants_of
 
 STALL_S = 10.0
@@ -138,6 +139,24 @@ def test_quiet_is_quiet(terminal: Terminal, at_once: None) -> None:
 
 
 # Who is missing.
+
+
+def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once: None) -> None:
+    participants = participants_of((64, 64), *(f"gpu{n}" for n in range(1, 65)))
+    nodes = participants.nodes
+    messages: Any = SimpleNamespace(progress=Progress(terminal.console, is_quiet=False), show=None)
+    connecting = NodeProgress(participants, messages)
+    for _ in range(2):
+        connecting.run_due(0.0)
+    assert terminal.shown() == b"ddplaunch: connecting: 0 of 64 nodes, waiting for gpu[1-64]"
+    for node in nodes.all[:60]:
+        nodes.on_agent_connected(node, NodeFacts())
+    connecting.run_due(0.0)
+    assert terminal.shown() == ERASE + b"ddplaunch: connecting: 60 of 64 nodes, waiting for gpu[61-64]"
+    for node in nodes.all[60:]:
+        nodes.on_agent_connected(node, NodeFacts())
+    assert connecting.run_due(0.0) == float("inf")
+    assert terminal.shown() == ERASE
 
 
 def test_a_start_that_has_waited_for_torch_is_told_once() -> None:
