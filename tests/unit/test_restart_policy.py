@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.protocol.results import WorkerError, WorkerExit
+from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.rounds.verdicts import Restarts, why_not_used_again, why_restart_cannot_help
 from tests.support import golden
+from tests.support.configs import agent_spec
 
 FRAMES = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n    step(batch)\n'
 CHAINED = f"{FRAMES}{{}}\n\nDuring handling of the above exception, another exception occurred:\n\n{FRAMES}{{}}\n"
@@ -113,3 +115,14 @@ def test_a_node_is_left_for_its_hardware_or_for_a_wish_of_the_script() -> None:
     assert why_not_used_again([KILLED, ASKED]) == f"{left}rank 5 asks for it: the loss differs on this node"
     assert why_not_used_again([ASKED, BROKEN]) == f"{left}Xid 79, GPU 3 (GPU-8f6a) has fallen off the bus"
     assert why_not_used_again([]) == why_not_used_again([KILLED, WRONG_KEY]) == ""
+
+
+@pytest.mark.parametrize(("exit_", "leaves"), [(BROKEN, True), (ASKED, True), (KILLED, False)])
+def test_a_single_node_is_not_used_again_either(exit_: WorkerExit, leaves: bool) -> None:
+    rendezvous = SingleNodeRendezvous(agent_spec(max_restarts=3), 1, lambda: False)
+    round_, listener = rendezvous.next_round()
+    listener.close()
+    result = rendezvous.finish_round(AttemptResult(round_.attempt, "failed", (exit_,), 1.0), has_unkillable=False)
+    assert result.attempt_follows == (not leaves)
+    assert bool(result.node_leaves) == leaves
+    assert result.decision.endswith("; there is no other node") == leaves
