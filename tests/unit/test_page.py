@@ -244,6 +244,8 @@ def test_no_text_of_a_run_becomes_markup(evil: str, tmp_path: Path):
     assert "cannot be read" not in text
     assert len(page.all("script")) == 2
     assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    data = re.findall(r'id="data">(.*?)</script>', text, re.DOTALL)
+    assert "<" in str(json.loads(data[0])["charts"][0]["nodes"]), "the script gets the text as it is"
     assert not {"\x00", "\x1b", "\u202e"} & set(text)
     assert len(text) < render.MAX_BYTES
 
@@ -344,6 +346,13 @@ def test_the_story_of_thousands_of_failed_ranks_is_told_in_time(tmp_path: Path):
     files, before_s = reading.read(tmp_path), time.thread_time()
     story(files, NOW)
     assert time.thread_time() - before_s < 5
+
+
+def test_a_rank_that_has_lost_a_peer_is_not_drawn_as_one_that_has_failed(tmp_path: Path):
+    files = reading.read(run_folders.with_logs(tmp_path))
+    ends = {bar.rank: bar.end for bar in story(files, NOW).nodes["gpu1"] if bar.attempt == 1}
+    assert [ends[rank] for rank in range(8)] == ["stopped"] * 3 + ["failed"] + ["victim"] * 4
+    assert "lost a peer, as a consequence" in Parsed(render.page(tmp_path, NOW)).words
 
 
 # Damaged folders.
