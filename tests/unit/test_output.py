@@ -124,10 +124,10 @@ def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early
     it = Stream(HEADER, received, None, (b"loss",), LogFile(path, pytest.fail), b"[default1]:")
     write(it, b"lo")
     it.flush_partial()
-    write(it, b"ss 1\nother\n")
+    write(it, b"ss 1\r\nother\n")
     write(it, b"last loss")
     it.close()
-    assert received.chunks == [b"lo", b"ss 1\nother\n", b"last loss"]
+    assert received.chunks == [b"lo", b"ss 1\r\nother\n", b"last loss"]
     assert path.read_bytes() == b"[default1]:loss 1\n[default1]:last loss\n"
 
 
