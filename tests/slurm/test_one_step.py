@@ -240,6 +240,7 @@ def test_a_node_that_crashes_and_is_back_at_once_ends_no_other_agent(slurm: Slur
     node.start()
     node.wait()
     node.replug()
+    wait_until(lambda: time.strftime("%FT%T") > before)  # SLURM knows the start of a slurmd in whole seconds.
     slurm.start_slurmd(node)
     running.wait_for(r"\[node03:1\] runs 1 2 0")
     wait_until(lambda: started(slurm, node.name) != before, TIMEOUT_S, "its slurmd has not reported", ASK_S)
