@@ -176,7 +176,7 @@ def test_a_job_of_fixed_size_ends_at_once_without_a_refused_node_that_was_to_ser
     machine: Machine, meeting: tuple[str, ...], sick: dict[str, str]
 ) -> None:
     first = machine.start("--nnodes", "2", *meeting, **sick)
-    first.wait_for("telling the other nodes")
+    first.wait_for("telling the other nodes that the job does not start")
     second = machine.start("--nnodes", "2", *meeting)
     for done in (second.finish(), first.finish()):
         assert done.returncode == HARDWARE, done.err
