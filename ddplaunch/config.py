@@ -284,6 +284,9 @@ class LaunchConfig(AgentConfig):
         requeue_on: names of the signals after which SLURM is to requeue that job; they stop the run, too.
         keep_warm_s: leave torch imported on each node for the next run, for so many seconds; 0: do not use what an
             earlier run has left; None: leave nothing.
+        snapshot: copy the code before the run, and run the copy.
+        snapshot_include: files and folders that are code, too, though git ignores them.
+        code: the snapshot that the workers run, a folder; None: the files themselves. A run with ``snapshot`` fills it.
         notices: messages about the configuration, shown at the start.
 
     Raises:
@@ -308,6 +311,9 @@ class LaunchConfig(AgentConfig):
     slurm_job: SlurmJob | None = None
     requeue_on: tuple[str, ...] = ()
     keep_warm_s: float | None = None
+    snapshot: bool = False
+    snapshot_include: tuple[str, ...] = ()
+    code: str | None = None
     notices: tuple[StartNotice, ...] = ()
 
     def __post_init__(self) -> None:

@@ -23,7 +23,8 @@ class Feature(NamedTuple):
 
     The package itself may have ``rows()``: its options and commands, as ``rows`` describes them; ``EVENTS`` and
     ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has;
-    ``prepare(config, stdout_fd)`` and ``for_agent(config)``, which ``prepare`` and ``texts`` below call;
+    ``prepare(config, stdout_fd)``, ``at_start(config)`` and ``for_agent(config)``, which ``prepare``, ``at_start`` and
+    ``texts`` below call;
     ``default_environ(config, inherited)``: what ``Part.default_environ`` will return, as ``--plan`` shows it;
     ``variables(options, environ, to_hosts)``: variables that all workers get, and ``shown_variables`` of these: the
     lines for ``-v``.
@@ -52,8 +53,8 @@ class Feature(NamedTuple):
         name: the folder.
         modules: those that it has.
         needs: features whose records and rules it imports.
-        early_if: settings, as attributes of LaunchConfig: ``prepare`` and ``for_agent`` are called, before the agent
-            starts, for a run with one of them, or with ``watch_if``. Both import late what they need.
+        early_if: settings, as attributes of LaunchConfig: ``prepare``, ``at_start`` and ``for_agent`` are called,
+            before the agent starts, for a run with one of them, or with ``watch_if``. They import late what they need.
         watch_if: another such setting: the launcher has a part of the feature only in runs with it; empty: in all
             runs. Agents have the part of the feature in every run.
         declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``default_environ``. False for one that
@@ -101,6 +102,7 @@ FEATURES = (
     Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
+    Feature("snapshot", ("launcher", "agent", "worker", "records"), early_if=("snapshot",), watch_if="code"),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), early_if=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
@@ -198,6 +200,17 @@ def prepare(config: Config, stdout_fd: int | None = None) -> Config:
     """
     for _, of_feature in _prepared(config, "prepare"):
         config = of_feature(config, stdout_fd)
+    return config
+
+
+def at_start(config: Config) -> Config:
+    """``config`` of a run that starts now, completed by what features make for it, as a copy of the code.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
+    for _, of_feature in _prepared(config, "at_start"):
+        config = of_feature(config)
     return config
 
 

@@ -46,7 +46,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = Fal
         LaunchError: the job could not be started, or an agent was lost.
     """
     with _told_if_slow(config) as begun:
-        config = features.prepare(config, stdout_fd)
+        config = features.at_start(features.prepare(config, stdout_fd))
         run_id = config.run_id or run_folder.new_run_id()
         return _launch(config, run_id, stdout_fd, None, begun, ends_process=ends_process)
 

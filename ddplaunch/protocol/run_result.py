@@ -12,9 +12,9 @@ from dataclasses import field
 from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import ExitCode, Seconds
+from ddplaunch.protocol.field_types import Count, ExitCode, Seconds
 from ddplaunch.protocol.results import AttemptResult, HealthFinding, Outcome, WorkerExit
-from ddplaunch.text import quote, ranks
+from ddplaunch.text import plural, quote, ranks
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,36 @@ class NodeOfRun:
 
 
 @dataclass(frozen=True)
+class CodeOfRun:
+    """The snapshot of the code that the workers have run.
+
+    Attributes:
+        folder: path of the snapshot.
+        root: folder of which it is a copy.
+        commit: of the git repository when it was copied; empty: there is none.
+        branch: as ``commit``.
+        modified: number of files that differ from the commit; code.diff in the run folder has the differences.
+        untracked: number of files that git does not have.
+    """
+
+    folder: str
+    root: str
+    commit: str = ""
+    branch: str = ""
+    modified: Count = 0
+    untracked: Count = 0
+
+    @property
+    def version(self) -> str:
+        """Commit, branch and changes, for the user."""
+        if not self.commit:
+            return "no commit"
+        branch = f" ({self.branch})" if self.branch else ""
+        changes = f"{plural(self.modified, 'file')} modified, {self.untracked} untracked"
+        return f"commit {self.commit[:12]}{branch}, {changes}"
+
+
+@dataclass(frozen=True)
 class RunResult:
     """The result of a run, as ``launch`` returns it and report.json shows it.
 
@@ -114,6 +144,7 @@ class RunResult:
         collectives: the ranks by what their lateness cost, the most expensive first; empty if there was no sample. Not
             the sentences of ``AttemptResult.collectives``.
         health: what was wrong with the hardware of the nodes, in order of time.
+        code: the snapshot of the code, with --snapshot.
     """
 
     run_id: str
@@ -138,6 +169,7 @@ class RunResult:
     hosts: tuple[NodeOfRun, ...] = ()
     collectives: tuple[RankLateness, ...] = ()
     health: tuple[HealthFinding, ...] = ()
+    code: CodeOfRun | None = None
 
     def __repr__(self) -> str:
         """The end of the run in a line, for whoever prints it or calls ``launch`` in a notebook."""

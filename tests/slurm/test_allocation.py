@@ -85,9 +85,12 @@ def test_commands_about_the_run_reach_its_nodes_as_the_run_does(slurm: Slurm):
 
 
 def test_the_template_for_sbatch_works_as_it_stands(slurm: Slurm, script: Path, tmp_path: Path):
+    """With the code that was there when the job was submitted, as docs/snapshots.md says it."""
     script.write_text(SUM)
     template, log = ROOT / "scripts/slurm/train.sbatch", tmp_path / "out.log"
-    env = {"OMP_NUM_THREADS": "1", "DDPLAUNCH": " ".join(command())}
+    taken = slurm.start(command("--take-snapshot", script)).finish()
+    script.write_text("raise SystemExit('edited')")
+    env = {"OMP_NUM_THREADS": "1", "DDPLAUNCH": " ".join(command()), "DDPLAUNCH_SNAPSHOT": taken.out.strip()}
     options = ["--parsable", "--nodes=2", "--output", str(log)]
     sbatch = slurm.start(["sbatch", *options, template, "--nproc-per-node", "1", script], env=env).finish()
     assert sbatch.returncode == 0, sbatch.err

@@ -33,22 +33,26 @@ print("saved", os.environ["RANK"], flush=True)
 REQUEUED = "requeuing SLURM job"
 
 
-def line(folder: Path, requeue_on: str) -> str:
+def line(folder: Path, requeue_on: str, *more: str) -> str:
     """Runs it, with logs, and what it saves, in ``folder``."""
     (script := folder / "save.py").write_text(SAVE)
     options = ("--requeue-on", requeue_on, "--log-dir", folder / "logs", "--rdzv-id", "job", "--nproc-per-node", "1")
-    return shlex.join(command(*options, script, folder))
+    return shlex.join(command(*options, *more, script, folder))
 
 
 @pytest.mark.slow
 def test_a_job_that_is_warned_saves_and_is_run_again(slurm: Slurm, tmp_path: Path):
-    """As `sbatch --signal=USR1@60` warns of the time limit, but for the wait: SLURM looks at limits every 30 s."""
-    job = slurm.batch(f"exec {line(tmp_path, 'USR1')}", tmp_path / "log", "-N2")
+    """As `sbatch --signal=USR1@60` warns of the time limit, but for the wait: SLURM looks at limits every 30 s.
+
+    The code is edited while the job waits, and runs as it was.
+    """
+    job = slurm.batch(f"exec {line(tmp_path, 'USR1', '--snapshot')}", tmp_path / "log", "-N2")
     job.wait_for("runs", 2)
     slurm.run("scancel", "--signal=USR1", job.id)  # To the agents; the second one changes nothing.
     slurm.run("scancel", "--full", "--signal=USR1", job.id)
     job.wait_for("saved", 2)
     job.wait_in("PENDING")
+    (tmp_path / "save.py").write_text("raise SystemExit('edited')")
     assert job.field("Restarts") == "1"
     # Else after two minutes, when the credentials of the first run have expired; in the same second they are revoked.
     job.update("StartTime=now+2")

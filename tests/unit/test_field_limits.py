@@ -22,6 +22,7 @@ from ddplaunch.features.health.node_history import NodeEvent
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware
 from ddplaunch.features.remote.command_handle import CommandHandle
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
+from ddplaunch.features.snapshot.records import SnapshotUsed
 from ddplaunch.protocol import control, rendezvous, run_result, script_request, specs, wire
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
@@ -222,7 +223,7 @@ def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:
     }
     # The launcher writes the host of a HealthFinding itself.
     seen = {Output, WorkerActivity, RankEvidence, NodeEvidence, CollectivesSampled, SessionOpened, WorkerExit}
-    assert named == {*seen, HardwareOfNode, HealthFinding}
+    assert named == {*seen, HardwareOfNode, HealthFinding, SnapshotUsed}
 
 
 def test_a_report_that_names_ranks_is_compared_with_the_ranks_of_its_node() -> None:

@@ -63,7 +63,7 @@ def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
             ``launch``.
     """
     _check(config)
-    config = features.prepare(config)
+    config = features.at_start(features.prepare(config))
     run_id = config.run_id or run_folder.new_run_id()
     folder, warning = setup.create_run_folder(config, run_id)
     if folder is None:

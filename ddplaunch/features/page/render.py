@@ -347,6 +347,7 @@ def _run_environment(files: RunFiles) -> list[tuple[str, str]]:
     report, started = files.report, files.started
     versions = (report and report.versions) or Versions("")
     job = report and report.slurm_job
+    code = report and report.code
     facts = [
         ("ddplaunch", f"{versions.ddplaunch} (commit {versions.commit})" if versions.commit else versions.ddplaunch),
         ("Python", versions.python),
@@ -355,5 +356,6 @@ def _run_environment(files: RunFiles) -> list[tuple[str, str]]:
         ("working directory", (report and report.cwd) or started.cwd),
         ("run folder", str(files.folder)),
         ("SLURM job", job.id if job else ""),
+        ("code", f"snapshot of {code.root}: {code.version}; in {code.folder}, changes in code.diff" if code else ""),
     ]
     return [(name, line(value, 400)) for name, value in facts if value]

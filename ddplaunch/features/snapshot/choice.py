@@ -1,0 +1,137 @@
+"""Which snapshot a run uses: a new one, that of --use-snapshot, or that with which its SLURM job has begun.
+
+Runs in the process of the command, before the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.config import NO_LOGS, LaunchConfig
+from ddplaunch.errors import LaunchError, StartNotice, UsageError
+from ddplaunch.features.snapshot import code_files, copies
+from ddplaunch.system.files import run_folder
+from ddplaunch.system.files.script_file import working_folder
+from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from ddplaunch.cli.commands import Request
+    from ddplaunch.features.snapshot.copies import Facts
+
+
+def at_start(config: LaunchConfig) -> LaunchConfig:
+    """``config`` with the folder of the snapshot, and with the script in it.
+
+    Raises:
+        LaunchError: there is no snapshot, and none can be taken. UsageError: what runs is no Python code of a file.
+    """
+    _check(config)
+    kept = _of_job(config)
+    folder = config.code or (os.path.realpath(kept) if kept and os.path.exists(kept) else _new(config))
+    found = _facts(folder)
+    if config.snapshot and kept:
+        _note(kept, folder)
+    text = quote(f"the workers run a snapshot of {found.root}: {copies.of_run(folder, found).version}", 500)
+    notices = (
+        *config.notices,
+        StartNotice("info", text),
+        StartNotice("detail", f"the snapshot is {quote(folder, 500)}"),
+    )
+    return replace(config, code=folder, script=_script_in(folder, found, config), notices=notices)
+
+
+def _check(config: LaunchConfig) -> None:
+    options = ("--use-snapshot",) if config.code else ("--snapshot",)
+    if config.entry in ("program", "function"):
+        what = "a program" if config.entry == "program" else "a function"
+        raise UsageError(f"{options[0]}: not for {what}: it is not known which files are its code", "", options)
+    if config.entry == "module" and config.python and shutil.which(config.python) != sys.executable:
+        raise UsageError(f"{options[0]}: a module is run by the Python of ddplaunch only", "", options)
+
+
+def _new(config: LaunchConfig) -> str:
+    include = tuple(map(os.path.abspath, config.snapshot_include))
+    return copies.take(code_files.repository_of(_folder(config)), include, _base(config))
+
+
+def _base(config: LaunchConfig) -> str:
+    log_dir = config.output.log_dir
+    base = run_folder.default_base(os.environ) if log_dir in (None, NO_LOGS) else log_dir
+    return os.path.abspath(str(base))
+
+
+def _folder(config: LaunchConfig) -> str:
+    """The folder of the script; of a module or a text, the working directory of the workers."""
+    here = os.path.abspath(config.chdir or working_folder())
+    return os.path.dirname(os.path.join(here, config.script_file)) if config.script_file else here
+
+
+def _script_in(folder: str, found: Facts, config: LaunchConfig) -> str:
+    """The script's path in the snapshot; of what is no file, as it is."""
+    if not config.script_file:
+        return config.script
+    path = os.path.join(_folder(config), os.path.basename(config.script_file))
+    inside = os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)), found.root)
+    if os.path.lexists(path) and inside not in found.files and f"{inside}/__main__.py" not in found.files:
+        raise UsageError(
+            f"{quote(config.script, 500)}: is not in the snapshot of {quote(found.root, 500)}",
+            "--snapshot-include takes a file into it that git ignores.",
+        )
+    return os.path.join(folder, inside)
+
+
+# A job that SLURM starts again.
+
+
+def _of_job(config: LaunchConfig) -> str:
+    """A link to the snapshot with which the SLURM job has started this run for the first time; empty: not in a job."""
+    job = config.slurm_job
+    if job is None:
+        return ""
+    key = json.dumps([job.id, config.script, config.script_args, _folder(config)])
+    link = os.path.join(_base(config), copies.FOLDER, f"job-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
+    if not job.requeue_count:  # The ids of jobs begin again when a cluster is installed anew.
+        with contextlib.suppress(OSError):
+            os.unlink(link)
+    return link
+
+
+def _note(link: str, folder: str) -> None:
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.symlink(folder, link)
+    except OSError as error:
+        raise LaunchError(f"--snapshot: {link}: {error.strerror}") from None
+
+
+# What others ask.
+
+
+@functools.cache
+def _facts(folder: str) -> Facts:
+    return copies.facts(folder)
+
+
+def for_agent(config: LaunchConfig) -> str | None:
+    """A JSON list: the folder of the code, its snapshot, and the hash of the content; None: the run has none."""
+    if config.code is None:
+        return None
+    found = _facts(config.code)
+    return json.dumps([found.root, config.code, found.content])
+
+
+def show(request: Request) -> None:
+    """``--take-snapshot``: print the folder of the snapshot."""
+    config = request.configure(snapshot=True)
+    _check(config)
+    folder = _new(config)
+    _script_in(folder, _facts(folder), config)
+    request.show(folder)

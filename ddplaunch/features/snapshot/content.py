@@ -1,0 +1,108 @@
+"""The hashes of the code's files. Those of files that have not changed since the last snapshot are not read again.
+
+Runs in the process of the command, and in threads of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ddplaunch.system.files import kept_files
+
+if TYPE_CHECKING:
+    from ddplaunch.features.snapshot.code_files import CodeFile
+
+THREADS = 8
+
+_INDEX = "index.json"
+_COLUMNS = 5
+_SAME_MOMENT_NS = 2_000_000_000
+"""A file that has changed so shortly before it was read may change again without another time: it is read again."""
+
+
+class Changed(Exception):
+    """A file is not as it was listed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+def hash_of(data: bytes) -> str:
+    """SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def index_of(project: str) -> dict[str, Any]:
+    """``files``: the hashes of the files as they were read last, by path; ``last``: the snapshot that had them.
+
+    A hash stands behind what must not have changed: ``[size, mtime_ns, ctime_ns, inode, hash]``.
+    """
+    with (
+        contextlib.suppress(OSError, ValueError, TypeError),
+        kept_files.open_regular(os.path.join(project, _INDEX)) as file,
+    ):
+        found = json.loads(file.read())
+        if isinstance(found, dict) and isinstance(files := found.get("files"), dict):
+            return {**found, "files": {path: each for path, each in files.items() if len(each) == _COLUMNS}}
+    return {"files": {}}
+
+
+def write_index(project: str, files: Mapping[str, CodeFile], listed: Mapping[str, str], last: str) -> None:
+    """Write what the next ``index_of`` returns; ``last`` is the name of the snapshot that has these files."""
+    limit_ns = time.time_ns() - _SAME_MOMENT_NS
+    known = {
+        path: (*_state(file), listed[path])
+        for path, file in files.items()
+        if not file.target and max(file.mtime_ns, file.ctime_ns) < limit_ns
+    }
+    kept_files.write_whole(os.path.join(project, _INDEX), json.dumps({"last": last, "files": known}))
+
+
+def _state(file: CodeFile) -> tuple[int, ...]:
+    return (file.size, file.mtime_ns, file.ctime_ns, file.inode)
+
+
+def hashes_of(root: str, files: Mapping[str, CodeFile], index: Mapping[str, Any]) -> dict[str, str]:
+    """By path, the hash of each file's content, or the target of a link; in the order of the paths."""
+
+    def of(file: CodeFile) -> str:
+        if file.target:
+            return f"-> {file.target}"
+        *state, known = index["files"].get(file.path) or (None,)
+        return str(known) if tuple(state) == _state(file) else hash_of_file(root, file)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(sorted(files), pool.map(of, map(files.__getitem__, sorted(files))), strict=True))
+
+
+def hash_of_file(root: str, file: CodeFile) -> str:
+    """The hash of what is in the file now. Raises Changed if it is gone, OSError if it cannot be read."""
+    with opened(root, file) as source:
+        return digest(source, None)
+
+
+@contextlib.contextmanager
+def opened(root: str, file: CodeFile) -> Iterator[BinaryIO]:
+    """The file, to be read. Raises as ``hash_of_file``."""
+    try:
+        with kept_files.open_regular(os.path.join(root, file.path), os.O_NOFOLLOW) as source:
+            yield source
+    except FileNotFoundError:
+        raise Changed(file.path) from None
+
+
+def digest(source: BinaryIO, copy: BinaryIO | None) -> str:
+    """Read all of ``source``, write it to ``copy``, and return its hash."""
+    found = hashlib.sha256()
+    while data := source.read(1 << 20):
+        found.update(data)
+        if copy:
+            copy.write(data)
+    return found.hexdigest()

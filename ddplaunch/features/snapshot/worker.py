@@ -1,0 +1,55 @@
+"""Has a worker import its code from the snapshot. Runs in the worker, before the script. Imports little."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from ddplaunch.worker.parts import WorkerPart
+
+
+class RunsSnapshot(WorkerPart):
+    """Replaces the folders of the code by their copies, wherever Python looks for modules."""
+
+    def __init__(self, text: str) -> None:
+        """``text``: that of ``choice.for_agent``."""
+        self._root, self._copy, _ = json.loads(text)
+
+    def before_script(self) -> None:
+        """The working directory stays the user's: data and checkpoints are there."""
+        sys.path[:] = map(self._copy_of, sys.path)
+        for mapping in _mappings_of_editable_packages():
+            for name, path in mapping.items():
+                mapping[name] = self._copy_of(path)
+                # Processes that the script spawns get ``sys.path`` of this one, but have mappings of their own.
+                folder, last = os.path.split(mapping[name])
+                if mapping[name] != path and last.removesuffix(".py") == name and folder not in sys.path:
+                    sys.path.append(folder)
+        self._refuse_preloaded()
+
+    def _copy_of(self, path: str) -> str:
+        """The copy of a file or folder; the path itself if it is not copied, as what git ignores."""
+        real = os.path.realpath(path)  # Of an empty path the working directory, as ``sys.path`` means it.
+        if real != self._root and not real.startswith(self._root + "/"):
+            return path
+        copy = self._copy + real[len(self._root) :]
+        return copy if os.path.exists(copy) and os.path.realpath(copy) == copy else path
+
+    def _refuse_preloaded(self) -> None:
+        for name, module in tuple(sys.modules.items()):
+            path = getattr(module, "__file__", None) or ""
+            if path.startswith(self._root + "/") and self._copy_of(path) != path:
+                message = f"--preload has imported {name} from {path}, not from the snapshot: leave it out"
+                os.write(2, f"ddplaunch: {message}\n".encode("utf-8", "backslashreplace"))
+                os._exit(126)
+
+
+def _mappings_of_editable_packages() -> list[dict[str, str]]:
+    """Where the finders that ``pip install --editable`` has installed look for modules, by name (setuptools)."""
+    finders: list[Any] = [module for name, module in tuple(sys.modules.items()) if name.startswith("__editable__")]
+    return [finder.MAPPING for finder in finders if isinstance(getattr(finder, "MAPPING", None), dict)]
+
+
+part = RunsSnapshot
