@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -373,6 +374,32 @@ def test_last_lines_that_the_launcher_takes_late_are_waited_for(monkeypatch: pyt
     now = time.monotonic()
     assert pump.join(now - pumping._BUSY_S, now)
     assert received.data == b"last\n" * 1000
+
+
+@pytest.mark.parametrize(
+    ("is_shown", "moves", "limit_s"),
+    [(True, False, 0.25), (True, True, 5.0), (False, False, 5.0), (False, True, 30.0)],
+    ids=["silent stranger", "busy stranger", "stuck launcher", "slow launcher"],
+)
+def test_how_long_the_end_of_an_attempt_waits_for_a_pump(
+    is_shown: bool, moves: bool, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once all that the worker has written is shown, only another process keeps its pipe open."""
+    reader, writer = output_pipe()
+    os.close(writer)
+    pump, now = Pump({reader: stream(Received())}, "test"), 100.0
+    pump._thread.join()
+
+    def wait(duration_s: float) -> None:
+        nonlocal now
+        now += duration_s
+        pump._steps += moves
+
+    monkeypatch.setattr(pump, "_thread", SimpleNamespace(is_alive=lambda: True, join=wait))
+    monkeypatch.setattr(pumping, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(pump, "_shown_ns", 101e9 if is_shown else 0)
+    assert not pump.join(100.0, 100.0)
+    assert now == 100.0 + limit_s
 
 
 def test_a_pump_between_two_reads_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
