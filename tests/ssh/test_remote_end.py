@@ -107,17 +107,18 @@ def test_an_agent_that_is_stopped_can_be_woken_and_killed(make_lab, connects):
 def test_a_process_that_is_not_the_agent_is_not_killed(make_lab, connects, tmp_path):
     # An agent in a container reports a pid that outside belongs to another process.
     (tmp_path / "sitecustomize.py").write_text("import os; os.getpid = lambda: int(os.environ['REPORTED_PID'])")
-    lab = make_lab(1)
-    with connecting(lab, connects=connects) as them, subprocess.Popen(["sleep", "60"]) as foreign:
-        env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "REPORTED_PID": str(foreign.pid)}
-        them.start(env=env)
+    lab, pipe = make_lab(1), subprocess.PIPE
+    on_node = ["nsenter", "--target", str(lab["node1"].init_pid), "--all", "sh", "-c", "echo $$; exec cat"]
+    with connecting(lab, connects=connects) as them, subprocess.Popen(on_node, stdin=pipe, stdout=pipe) as foreign:
+        pid = int(foreign.stdout.readline())
+        them.start(env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "REPORTED_PID": str(pid)})
         (connected,), _ = them.settle()
-        assert connected.pid == foreign.pid
+        assert connected.pid == pid
         them.handles["node1"].kill()
         them.wait_for(ChannelClosed)
         wait_until(lambda: not _agents(lab))
-        assert foreign.poll() is None
-        foreign.kill()
+        foreign.communicate()
+        assert foreign.returncode == 0, "it has ended by itself, at the end of its stdin"
 
 
 @both_ways
