@@ -95,7 +95,7 @@ def _evidence(local_rank: int, node: int, everyone: str) -> RankEvidence:
     )  # fmt: skip
     return RankEvidence(
         rank=_FIRST_RANK + local_rank, local_rank=local_rank, host=_HOST, pid=1000 + local_rank, silent_s=400.0,
-        window_s=2.0, where="train.py:6 in step", stack_is_same=True, stacks=STACK, collectives_moved=False,
+        window_s=2.0, where="train.py:6 in step", stacks=STACK, collectives_moved=False,
         pending=PendingCall("all_reduce") if waits else None,
         flight_record=FlightRecord(groups=groups, made=Calls(calls), since_ns=waits * (1_790_000_000_000_000_000,)),
     )  # fmt: skip

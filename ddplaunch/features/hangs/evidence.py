@@ -164,14 +164,14 @@ def of_group(
                 rank=worker.rank, local_rank=worker.local_rank, host=group.host, pid=worker.pid, is_running=False
             )
         else:
-            dumps = stacks[worker.local_rank].texts[-2:] if stacks is not None else None
+            dumps = stacks[worker.local_rank].texts[-1:] if stacks is not None else None
             yield _of_worker(group.host, worker, sample, earlier.get(worker.local_rank), dumps)
 
 
 def _of_worker(
     host: str, worker: Worker, sample: Sample, earlier: Sample | None, dumps: tuple[str, ...] | None
 ) -> RankEvidence:
-    """``dumps``: the last two at most; None if the worker was not asked for one."""
+    """``dumps``: the last one, if there is any; None if the worker was not asked for one."""
     if earlier is None or earlier.activity.pid != sample.activity.pid:
         earlier = sample
     missing_stacks = _NO_STACKS if dumps == () else ()
@@ -191,7 +191,6 @@ def _of_worker(
         collectives_moved=sample.status != earlier.status if sample.status and earlier.status else None,
         blocked_state=sample.blocked_state,
         where=quote(stack_dumps.whereabouts(dumps[-1]), MAX_NAME) if dumps else "",
-        stack_is_same=stack_dumps.main_thread(dumps[-1]) == stack_dumps.main_thread(dumps[-2]) if dumps[1:] else None,
         stacks=dumps[-1][-MAX_STACK_CHARS:] if dumps else "",
         waits_for_input=sample.waits_for_input,
         debugger=stack_dumps.debugger(dumps[-1]) if dumps else "",

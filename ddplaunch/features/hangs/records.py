@@ -178,7 +178,6 @@ class RankEvidence:
         collectives_moved: a collective was called or finished in the window; None if that source is missing.
         blocked_state: why the kernel does not run it ("suspended by a signal"); empty if it may run.
         where: its main thread's Python line, like ``train.py:6 in step (sleep)``; empty if unknown.
-        stack_is_same: two stacks of the main thread, seconds apart, are equal; None if there are fewer than two.
         stacks: Python stacks of all threads, faulthandler's format, the main thread last; cut at the begin.
         stacks_of: in a report: the rank whose ``stacks`` these are, too; ``stacks`` is then empty.
         waits_for_input: it reads from standard input.
@@ -202,7 +201,6 @@ class RankEvidence:
     collectives_moved: bool | None = None
     blocked_state: OneLine = ""
     where: OneLine = ""
-    stack_is_same: bool | None = None
     stacks: LongText = ""
     stacks_of: Count | None = None
     waits_for_input: bool = False

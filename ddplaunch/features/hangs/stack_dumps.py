@@ -126,17 +126,12 @@ def whereabouts(text: str) -> str:
     ``train.py:41 in step (all_reduce, distributed_c10d.py:3190)``; empty if there is no stack. faulthandler writes the
     newest thread first, so the main thread's frames are the last ones; of those the innermost comes first.
     """
-    found = frames(main_thread(text))
+    found = frames(text.rpartition(_BEGIN)[2])
     if not found:
         return ""
     script = script_frame(found)
     inside = "" if script is found[0] else f" ({found[0]['name']}, {file_and_line(found[0])})"
     return f"{file_and_line(script)} in {script['name']}{inside}"
-
-
-def main_thread(dump: str) -> str:
-    """The frames of the main thread, which comes last in a dump."""
-    return dump.rpartition(_BEGIN)[2]
 
 
 def debugger(dump: str) -> str:
