@@ -15,12 +15,10 @@ import sysconfig
 import time
 import zipimport
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
 from importlib import machinery
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.warm import surroundings
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.system import procfs
 from ddplaunch.worker import preload
@@ -32,7 +30,6 @@ _AT_START = ("sitecustomize", "usercustomize")
 """Modules that the interpreter imports when it starts, if it finds them."""
 
 
-@dataclass
 class Imports:
     """What has been imported, from which files, and under which environment.
 
@@ -48,14 +45,14 @@ class Imports:
         since: when the first of them was loaded, by the clock of files, in seconds.
     """
 
-    environ: dict[str, str]
-    hidden: mmap.mmap | None = None
-    variables: set[str] = field(default_factory=set)
-    top_level: set[str] = field(default_factory=set)
-    missing: set[str] = field(default_factory=lambda: {*_AT_START})
-    folder_readers: set[str] = field(default_factory=set)
-    files: dict[str, str] = field(default_factory=dict)
-    since: float = field(default_factory=lambda: time.time() - procfs.age_s("self"))
+    def __init__(self, environ: dict[str, str], since: float | None = None) -> None:
+        """``since``: by default, the start of this process."""
+        self.environ = environ
+        self.hidden: mmap.mmap | None = None
+        self.variables, self.top_level, self.folder_readers = set[str](), set[str](), set[str]()
+        self.missing = {*_AT_START}
+        self.files: dict[str, str] = {}
+        self.since = time.time() - procfs.age_s("self") if since is None else since
 
     def run(self, modules: Iterable[str], required: Iterable[str]) -> str:
         """Import ``modules``, in order. Returns why this process cannot be a keeper; empty if it can."""
