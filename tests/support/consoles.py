@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +40,8 @@ class Screens:
 
     def __init__(self, folder: Path, one: bool = False, **fields: Any) -> None:
         self._paths = [folder / "screen", folder / ("screen" if one else "other")]
-        fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC) for path in self._paths]
-        self.console = Console(style(**fields), *fds)
+        self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC) for path in self._paths]
+        self.console = Console(style(**fields), *self._fds)
         self.output = self.console.output
 
     def shown(self, *pieces: tuple[Output, bytes] | str) -> bytes:
@@ -56,14 +57,25 @@ class Screens:
     def errors(self) -> bytes:
         return self._paths[1].read_bytes()
 
+    def close(self) -> None:
+        end(self.console, *self._fds)
+
+
+def end(console: Console, *fds: int) -> None:
+    """End the threads of a console, once they have written all or cannot, and close ``fds``."""
+    console.drain(lambda: False, STALL_S)
+    console.close()
+    for fd in fds:
+        os.close(fd)
+
 
 def screen(folder: Path, question: str, watch: Callable[[Console], Watch] | None = None) -> str:
     """What a question's pieces show on one screen or two: of stdout of a rank, of stderr (``e``), or our words."""
     number, *pieces = question.split(" | ")
-    screens = Screens(folder, one=number == "one")
-    if watch:
-        screens.output = watch(screens.console).on_output(screens.output)
-    shown = [screens.shown(*map(_piece, pieces)), *([screens.errors()] if number == "two" else [])]
+    with contextlib.closing(Screens(folder, one=number == "one")) as screens:
+        if watch:
+            screens.output = watch(screens.console).on_output(screens.output)
+        shown = [screens.shown(*map(_piece, pieces)), *([screens.errors()] if number == "two" else [])]
     return " and ".join(ascii(each.decode("latin-1")) for each in shown)
 
 

@@ -17,29 +17,46 @@ from hypothesis import strategies as st
 from ddplaunch.launcher.display import console, line_prefix, stream_writer
 from ddplaunch.launcher.display.console import Console
 from tests.support import golden
-from tests.support.consoles import STALL_S, Screens, out, read_all, screen, style
+from tests.support.consoles import STALL_S, Screens, end, out, read_all, screen, style
 
 
 @pytest.fixture
-def screens(tmp_path: Path) -> Screens:
-    return Screens(tmp_path)
+def screens(tmp_path: Path) -> Iterator[Screens]:
+    with contextlib.closing(Screens(tmp_path)) as screens:
+        yield screens
+
+
+ConsoleOn = Callable[[int, int], Console]
+
+
+@pytest.fixture
+def console_on() -> Iterator[ConsoleOn]:
+    """Makes consoles; at the end their threads have ended, and their descriptors are closed."""
+    with contextlib.ExitStack() as stack:
+
+        def make(stdout_fd: int, stderr_fd: int) -> Console:
+            console = Console(style(), stdout_fd, stderr_fd)
+            stack.callback(end, console, *{stdout_fd, stderr_fd})
+            return console
+
+        yield make
 
 
 def test_the_time_stands_before_lines_of_workers_and_messages(tmp_path: Path) -> None:
     screens = Screens(tmp_path, template="${time} [${host}:${rank}] ", one=True)
     shown = screens.shown((out(0), b"one\ntwo\n"), "ddplaunch: three")
+    screens.close()
     clock = rb"\d\d:\d\d:\d\d\.\d{3} "
     lines = (rb"\[node1:0\] one", rb"\[node1:0\] two", rb"ddplaunch: three")
     assert re.fullmatch(b"".join(clock + line + b"\n" for line in lines), shown)
 
 
 @pytest.fixture
-def stuck_pipe() -> Iterator[tuple[int, int]]:
-    """A pipe that nobody reads yet: (reader, writer)."""
+def stuck_pipe(console_on: ConsoleOn) -> Iterator[tuple[int, Console]]:
+    """A pipe that nobody reads yet, and a console that writes to it."""
     reader, writer = os.pipe()
-    yield reader, writer
-    # The console's thread may still hang in a write; the end of the reader wakes it, and it keeps no descriptor.
-    os.close(reader)
+    yield reader, console_on(writer, writer)
+    os.close(reader)  # The console's thread may still hang in a write.
 
 
 # Prefixes.
@@ -50,6 +67,7 @@ def test_the_cause_of_a_failure_page_is_bold_on_a_terminal(is_coloured: bool, ca
     screens = Screens(tmp_path, one=True, colour={"stdout": False, "stderr": is_coloured})
     screens.console.show_page("== title ==\ncause\ndetails")
     assert screens.shown() == b"== title ==\n" + cause + b"\ndetails\n"
+    screens.close()
 
 
 # Lines and pieces of lines.
@@ -77,6 +95,7 @@ BOTH = (replace(out(0), runs=tuple(map(len, RUNS))), b"".join(RUNS))
 def test_lines_of_both_streams_of_a_rank_keep_their_order(tmp_path: Path, colour: bool) -> None:
     screens = Screens(tmp_path, one=True, colour={"stdout": False, "stderr": colour})
     shown = screens.shown((out(1), b"begun"), BOTH, (out(0, lost_lines=3), b""), BOTH)
+    screens.close()
     lines = re.sub(rb"\x1b\[\d*m", b"", shown).decode().splitlines()
     four = ["[node1:0] a", "[node1:0] B", "[node1:0] C", "[node1:0] d"]
     assert lines[:5] == ["[node1:1] begun", *four]
@@ -84,10 +103,8 @@ def test_lines_of_both_streams_of_a_rank_keep_their_order(tmp_path: Path, colour
     assert lines[6:] == four
 
 
-def test_what_cannot_be_shown_of_both_streams_is_counted_by_stream(stuck_pipe: tuple[int, int]) -> None:
-    _, writer = stuck_pipe
-    stuck = stream_writer.StreamWriter(writer, style())
-    os.set_blocking(writer, True)
+def test_what_cannot_be_shown_of_both_streams_is_counted_by_stream(stuck_pipe: tuple[int, Console]) -> None:
+    stuck = stuck_pipe[1]._stdout
     stuck.output(out(1), b"x" * (1 << 20))
     stuck.output(*BOTH)
     texts = sorted(stuck.drop_queued())
@@ -110,10 +127,10 @@ def test_without_prefixes_lost_lines_are_said_on_stderr(screens: Screens) -> Non
 
 
 def test_short_pieces_do_not_fill_the_memory_either(
-    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    stuck_pipe: tuple[int, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", 1 << 20)
-    shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
+    _, shown = stuck_pipe
     shown.output(out(0), b"x" * (1 << 18) + b"\n")
     for _ in range(20_000):
         shown.output(out(0), b".\n")
@@ -122,9 +139,9 @@ def test_short_pieces_do_not_fill_the_memory_either(
 
 
 def test_each_line_that_was_dropped_counts_once_and_the_newline_of_one_that_was_kept_does_not(
-    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    stuck_pipe: tuple[int, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
+    _, shown = stuck_pipe
     shown.output(out(0), b"kept")
     monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", -1)
     for piece in (b"\n1\n2\n3", b"...", b"...\n"):
@@ -133,20 +150,22 @@ def test_each_line_that_was_dropped_counts_once_and_the_newline_of_one_that_was_
 
 
 def test_the_end_does_not_wait_for_a_terminal_that_takes_nothing_at_all(
-    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    stuck_pipe: tuple[int, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "_LAST_MESSAGES_S", 0.1)
-    shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
+    _, shown = stuck_pipe
     shown.output(out(0), b"x" * (1 << 18))
     shown.drain(lambda: False, 0.2)  # pytest's own timeout is the bound
 
 
-def test_a_second_signal_ends_the_wait_for_a_stuck_terminal(stuck_pipe: tuple[int, int], tmp_path: Path) -> None:
-    shown = Console(style(), stuck_pipe[1], os.open(tmp_path / "errors", os.O_WRONLY | os.O_CREAT))
+def test_a_second_signal_ends_the_wait_for_a_stuck_terminal(console_on: ConsoleOn, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    shown = console_on(writer, os.open(tmp_path / "errors", os.O_WRONLY | os.O_CREAT))
     shown.output(out(0), b"x" * (1 << 18))
     asked = iter([False, False, True])
     shown.drain(lambda: next(asked), STALL_S)
     assert next(asked, None) is None, "it was asked each time"
+    os.close(reader)
 
 
 def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
@@ -176,17 +195,16 @@ def test_a_descriptor_that_was_never_open_is_passed_over(tmp_path: Path) -> None
     reader, writer = os.pipe()
     for fd in (reader, writer):
         os.close(fd)
-    shown = Console(style(), os.open(screen, os.O_WRONLY | os.O_CREAT), writer)
+    shown = Console(style(), fd := os.open(screen, os.O_WRONLY | os.O_CREAT), writer)
     shown.show("to nobody")
     shown.output(out(0), b"line\n")
-    shown.drain(lambda: False, STALL_S)
+    end(shown, fd)
     assert screen.read_bytes() == b"[node1:0] line\n"
 
 
-def test_a_terminal_somebody_made_non_blocking_gets_every_byte(stuck_pipe: tuple[int, int]) -> None:
-    reader, writer = stuck_pipe
-    os.set_blocking(writer, False)
-    shown = Console(style(), writer, writer)
+def test_a_terminal_somebody_made_non_blocking_gets_every_byte(stuck_pipe: tuple[int, Console]) -> None:
+    reader, shown = stuck_pipe
+    os.set_blocking(shown.stdout_fd, False)
     text = b"".join(b"%07d\n" % number for number in range(60_000))
     shown.output(out(0), text)
     shown.show("the end")
@@ -194,19 +212,18 @@ def test_a_terminal_somebody_made_non_blocking_gets_every_byte(stuck_pipe: tuple
     assert data.replace(b"[node1:0] ", b"") == text + b"the end\n"
 
 
-def test_what_a_debugger_shows_is_waited_for_while_messages_are_held_back() -> None:
+def test_what_a_debugger_shows_is_waited_for_while_messages_are_held_back(console_on: ConsoleOn) -> None:
     master, terminal = os.openpty()
-    shown = Console(style(), terminal, terminal)
-    with contextlib.closing(shown):
-        shown.hold(is_held=True)
-        shown.show("a message")
-        shown.raw(b"the prompt")
-        shown.wait_raw(STALL_S)
-        os.set_blocking(master, False)
-        assert os.read(master, 100) == b"the prompt"
-        shown.hold(is_held=False)
-        shown.wait_shown(STALL_S)
-        assert os.read(master, 100) == b"a message\r\n"
+    shown = console_on(terminal, terminal)
+    shown.hold(is_held=True)
+    shown.show("a message")
+    shown.raw(b"the prompt")
+    shown.wait_raw(STALL_S)
+    os.set_blocking(master, False)
+    assert os.read(master, 100) == b"the prompt"
+    shown.hold(is_held=False)
+    shown.wait_shown(STALL_S)
+    assert os.read(master, 100) == b"a message\r\n"
     os.close(master)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from ddplaunch.launcher.display import console_log
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol.launcher_agent import Output
 from tests.support import golden
-from tests.support.consoles import STALL_S, Screens, out, read_all, screen, style
+from tests.support.consoles import STALL_S, Screens, end, out, read_all, screen, style
 
 
 class Shown:
@@ -74,12 +75,12 @@ def test_of_progress_bars_in_a_file_the_end_is_shown(tmp_path: Path) -> None:
 
 def test_a_lone_workers_bytes_stay_as_they_are_and_console_log_has_the_end_of_several(tmp_path: Path) -> None:
     for is_plain, shown in ((False, b"[node1:1] 30%\n"), (True, b"\r10%\r20%\r30%\n")):
-        screens = Screens(tmp_path)
-        screens.console.keep_log(tmp_path, reports_full_disk=False)
-        if is_plain:
-            screens.console.show_no_prefix()
-        screens.output = RedrawnLines(screens.console).on_output(screens.output)
-        screens.shown(*((out(1), piece) for piece in (b"\r10%", b"\r20%", b"\r30%\n")))
+        with contextlib.closing(Screens(tmp_path)) as screens:
+            screens.console.keep_log(tmp_path, reports_full_disk=False)
+            if is_plain:
+                screens.console.show_no_prefix()
+            screens.output = RedrawnLines(screens.console).on_output(screens.output)
+            screens.shown(*((out(1), piece) for piece in (b"\r10%", b"\r20%", b"\r30%\n")))
         assert (tmp_path / console_log.FILE).read_bytes() == shown
         (tmp_path / console_log.FILE).unlink()
 
@@ -101,3 +102,5 @@ def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pyt
             erase + up + b"[node1:1] " + b"x" * 99 + b"\r\n[node1:0] 11%",
         )
     )
+    end(shown, terminal)
+    os.close(master)
