@@ -61,6 +61,10 @@ class Faults:
         ports = tuple(IbPort(name=f"mlx5_{number}:1", state=state) for number, state in enumerate(states))
         self._hear(GpusRead(gpus=GPUS, ports=ports))
 
+    def activity(self) -> None:
+        """Another part has asked."""
+        self._hear(GpusRead(question="activity", gpus=GPUS))
+
     def begins(self) -> None:
         """No answer has come until the workers start."""
         self._faults = GpuFaults(self._gpus, self._spec, self._tell)

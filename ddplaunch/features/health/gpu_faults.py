@@ -72,14 +72,14 @@ class GpuFaults:
         self._has_ports = False
 
     def on_answer(self, answer: GpusRead | GpuEvent) -> None:
-        """Judge an answer of the reader, which ``gpus`` knows already."""
+        """Judge what the reader has said, which ``gpus`` knows already. What other parts have asked is ignored."""
         if isinstance(answer, GpuEvent):
             if finding := gpu_events.of_event(answer):
                 self._found((finding,))
         elif answer.question == "memory":
             known = {gpu.index for gpu in self.gpus.gpus}
             self.memory = tuple(gpu for gpu in answer.gpus if gpu.index in known)
-        else:
+        elif answer.question == "health":
             self._on_health(answer)
 
     def _on_health(self, answer: GpusRead) -> None:
