@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.agent.parts import Part, on_event
 from ddplaunch.agent.workers.start_plan import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.features.gpus import reader
 from ddplaunch.features.gpus.agent import begin
-from ddplaunch.features.gpus.records import GpuReading, GpusRead
+from ddplaunch.features.gpus.records import GpuEvent, GpuReading, GpusRead
 from ddplaunch.features.health.agent import HealthPart
 from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
 from ddplaunch.system import devices
@@ -66,6 +67,16 @@ def test_a_refused_node_tells_the_others_before_it_ends() -> None:
     report, told = sent[-2:]
     assert isinstance(report, NodeHealth)
     assert told == raised.value.message
+
+
+def test_what_is_read_of_gpus_reaches_the_parts_behind_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, _ = part_of([])
+    behind, heard = Part(part._node), list[object]()
+    monkeypatch.setattr(behind, "on_event", heard.append)
+    events = [GpusRead(gpus=(GPU,)), GpuEvent(index=0, kind="ecc")]
+    for event in events:
+        on_event((part, behind), event)
+    assert heard == events
 
 
 def test_what_a_node_has_is_told_to_the_launcher_that_watches_the_job_once() -> None:

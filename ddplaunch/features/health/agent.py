@@ -96,11 +96,10 @@ class HealthPart(Part):
     # Events.
 
     def on_event(self, event: object) -> bool:
-        """Judge what was read."""
-        if not (self._gpus and isinstance(event, (GpusRead, GpuEvent))):
-            return False
-        self._gpus.on_answer(event)
-        return True
+        """Judge what was read of the GPUs, which is also for other parts."""
+        if self._gpus and isinstance(event, (GpusRead, GpuEvent)):
+            self._gpus.on_answer(event)
+        return False
 
     def _on_folder(self, findings: tuple[HealthFinding, ...]) -> None:
         """Once. A single node is not refused for its log folder: the job can run without logs, and says so."""
