@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -40,9 +42,15 @@ def test_usage_is_kept_without_waking_the_agent(gpus: GpusOfJob, sent: list[obje
     asked: list[bool] = []
     gpus._reader = SimpleNamespace(ask=lambda _: asked.append(True))  # type: ignore[assignment]
     assert (gpus.next_usage(), gpus.next_usage(), asked) == ({}, {}, [True])
+    assert gpus.usage == (-math.inf, {})
     usage = GpuReading(index=1, utilization=97)
     gpus._on_answer_in_thread(GpusRead(question="usage", gpus=(usage,)))
+    before = time.monotonic()
     assert (gpus.next_usage(), asked, sent) == ({1: usage}, [True, True], [])
+    for _ in range(2):  # Other parts read it, and ask nothing.
+        answered_at, found = gpus.usage
+        assert 0 <= before - answered_at < 60
+        assert (found, len(asked)) == ({1: usage}, 2)
 
 
 @pytest.mark.parametrize(

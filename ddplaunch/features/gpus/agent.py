@@ -6,12 +6,14 @@ GpusRead or GpuEvent, which other parts of the agent get after ``GpusOfJob``. No
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.gpus.records import Gpu, GpuReading, GpusRead, Question
+from ddplaunch.mailbox import NEVER
 from ddplaunch.system import devices
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ class GpusOfJob(Part):
     Attributes:
         placement: says which GPUs those are; to be set before the first event is handled.
         is_read: the first answer has come.
+        usage: when the driver has last answered what the GPUs do (``time.monotonic()``), and the answer, by index.
+            Any part may read it. The samples of ``features.usage`` ask; in a run without them it stays empty, as before
+            the first answer, with a time of minus infinity.
     """
 
     def __init__(self, spec: AgentSpec, post: Callable[[object], None]) -> None:
@@ -56,7 +61,7 @@ class GpusOfJob(Part):
         ``post`` appends an event to the agent's mailbox; any thread may call it.
         """
         self._task, self._post = spec.task, post
-        self._usage: dict[int, GpuReading] = {}
+        self.usage: tuple[float, dict[int, GpuReading]] = (-NEVER, {})
         self._is_usage_asked = False
         self._gpus: dict[int, GpuReading] = {}
         self.placement: Placement
@@ -75,7 +80,7 @@ class GpusOfJob(Part):
     def _on_answer_in_thread(self, answer: Answer) -> None:
         """Also called in the thread of the reader. Usage is only kept: it must not wake the main thread."""
         if isinstance(answer, GpusRead) and answer.question == "usage":
-            self._usage, self._is_usage_asked = {gpu.index: gpu for gpu in answer.gpus}, False
+            self.usage, self._is_usage_asked = (time.monotonic(), {gpu.index: gpu for gpu in answer.gpus}), False
         else:
             self._post(answer)
 
@@ -111,12 +116,13 @@ class GpusOfJob(Part):
     def next_usage(self) -> dict[int, GpuReading]:
         """What the GPUs did at the last call, by index, and ask again. Empty while the driver does not answer.
 
-        Only for ``features.usage``: of two callers each would miss values. Others get its samples, ``UsageSampled``.
+        Only for ``features.usage``: of two callers each would miss values. Other parts of the agent read ``usage``,
+        watches get samples, ``UsageSampled``.
         """
         if self._is_usage_asked:  # The last question still waits.
             return {}
         self._is_usage_asked = self.ask("usage")
-        return self._usage
+        return self.usage[1]
 
     @property
     def pids(self) -> tuple[int, ...]:
