@@ -68,6 +68,13 @@ MAY_BE_INHERITED = (
 )
 """Those of ``NAMES`` whose value the user may choose; ``-x`` refuses the others."""
 
+SET_BEFORE_IMPORTS = ("OMP_NUM_THREADS",)
+"""Those that ``shared_environ`` may set and torch, or a preloaded module, may read when it is imported.
+
+They may depend on the number of workers, which the launcher does not know. So what has imported torch for a later run
+gets them from the agent that leaves it (``features.warm``), and the forkserver of that run compares them.
+"""
+
 
 def shared_environ(inherited: Mapping[str, str], node_tag: str, local_world_size: int, cpus: int) -> dict[str, str]:
     """The variables that are equal for all workers of a node; the forkserver starts with them, before any import.

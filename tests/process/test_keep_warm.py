@@ -196,6 +196,24 @@ def test_another_environment_starts_afresh_and_says_why(shared: Kept) -> None:
     assert said in finished.err
 
 
+def test_a_further_variable_that_is_set_before_imports_needs_no_change_here(own: Kept, tmp_path: Path) -> None:
+    """A copy of the package has one, with a name that torch's libraries read; it depends on the number of workers."""
+    package = shutil.copytree(runs.ROOT / "ddplaunch", tmp_path / "copy" / "ddplaunch", copy_function=os.link)
+    file = package / "protocol" / "environment.py"
+    line, text = '        env.setdefault("OMP_NUM_THREADS"', file.read_text()
+    file.unlink()  # A link to the original.
+    text = text.replace(line, f'        env.setdefault("TORCH_SHARES", str(local_world_size))\n{line}')
+    file.write_text(text.replace("SET_BEFORE_IMPORTS = (", 'SET_BEFORE_IMPORTS = ("TORCH_SHARES", '))
+    env = {"OMP_NUM_THREADS": "1"}
+    two = ("--keep-warm", "5m", "--nproc-per-node", "2", "-m", "ddplaunch.version")
+    assert own.run(*two, env=env, cwd=package.parent).returncode == 0
+    wait_until(own.socket.exists, 30, own.why())
+    again = own.run(*two, env=env, cwd=package.parent)
+    assert (TAKEN in again.err, "anew" in again.err) == (True, False), again.err
+    other = own.run("--nproc-per-node", "3", "-m", "ddplaunch.version", env=env, cwd=package.parent)
+    assert "in place of what was left: the environment variable TORCH_SHARES has changed" in other.err, other.err
+
+
 def memory(pid: int) -> bytes:
     """What a process may write."""
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as mem:

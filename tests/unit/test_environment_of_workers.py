@@ -94,6 +94,12 @@ def test_the_environment_of_a_worker() -> None:
     assert all(environment.NAMES.values())
 
 
+def test_the_variables_that_imports_may_read_are_listed_for_what_imports_ahead():
+    """So that a new one needs no change in what keeps an import for the next run."""
+    set_ = environment.shared_environ({"HOME": "/home/u"}, "job7", 2, 16).keys() - {"HOME", environment.RUN_ID}
+    assert set_ == {*environment.SET_BEFORE_IMPORTS}
+
+
 def test_the_cpus_are_shared_out() -> None:
     def threads(question: str) -> str | None:
         workers, cpus = map(int, re.findall(r"\d+", question))

@@ -58,11 +58,11 @@ def leave(text: str, forkserver: ForkserverClient) -> None:
     if 0 in jobs:  # Its end could not be seen.
         return
     spec = replace(spec, watched=(*spec.watched, *jobs))
-    omp = forkserver.env.get("OMP_NUM_THREADS")
+    chosen = {name: forkserver.env[name] for name in environment.SET_BEFORE_IMPORTS if name in forkserver.env}
     env = {name: value for name, value in os.environ.items() if name not in (environment.RUN_ID, environment.SECRET)}
     spec = replace(spec, script=spec.script and os.path.abspath(spec.script))
     with contextlib.suppress(OSError):
-        _start(spec, {**env, **({"OMP_NUM_THREADS": omp} if omp else {})}, forkserver.open_files)
+        _start(spec, {**env, **chosen}, forkserver.open_files)
 
 
 def _start(record: KeeperSpec, env: dict[str, str], open_files: Limits) -> None:

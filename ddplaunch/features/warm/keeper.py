@@ -29,7 +29,7 @@ from ddplaunch.features.warm.records import (
     KeeperRequest,
     KeeperSpec,
 )
-from ddplaunch.protocol import fd_records, wire
+from ddplaunch.protocol import environment, fd_records, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND
 from ddplaunch.protocol.specs import FROM_FORKSERVER, AgentSpec, ForkserverSpec, ProcessSpec
 from ddplaunch.system import linux
@@ -64,8 +64,6 @@ _TRANSFER_S = 1.0
 
 _PREDECESSOR_S = 5.0
 _SESSION_ENDED = "the session or the scheduler's job that left it has ended"
-_OMP = "OMP_NUM_THREADS"
-"""Depends on the number of workers, which only the agent knows: the forkserver compares it."""
 
 
 def main(search_path: list[str]) -> Continuation:
@@ -311,7 +309,8 @@ class Keeper:
             return f"{name}: not as when it was left"
         if request.preload != self._spec.preload:
             return "other modules in --preload"
-        if name := self.imports.difference(request.env, (_OMP,) if request.argv else ()):
+        # Before a run only the agent knows what it will set: the forkserver compares that.
+        if name := self.imports.difference(request.env, environment.SET_BEFORE_IMPORTS if request.argv else ()):
             return f"the environment variable {name} has changed"
         # For a run the forkserver looks, while the launcher loads its modules.
         if not request.argv and self.imports.changed_file():

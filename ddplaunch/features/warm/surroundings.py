@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ddplaunch import version
 from ddplaunch.features.schedulers import table as schedulers
+from ddplaunch.protocol import environment
 from ddplaunch.system import procfs
 
 _STATUS = {
@@ -57,6 +58,7 @@ _SESSION_SCOPE = re.compile(r"/session-[^/]+\.scope$")
 _CGROUP_FILES = ("memory.max", "memory.high", "cpu.max", "cpu.weight", "pids.max", "cpuset.cpus.effective", "io.max")
 
 READ_IN_C = (
+    *environment.SET_BEFORE_IMPORTS,
     "LD_",
     "PYTHON",
     "OMP_",
@@ -94,7 +96,8 @@ READ_IN_C = (
 )
 """Begins of variables that are read where it is not noticed: by loaders, libraries and the start of the interpreter.
 
-Those of the libraries are what a ``getenv`` that writes down its names has seen during the imports of torch and numpy.
+The first are those that an agent sets for such readers. Those of the libraries are what a ``getenv`` that writes down
+its names has seen during the imports of torch and numpy.
 """
 
 _METADATA = (".dist-info", ".egg-info", ".pth", ".egg-link")
