@@ -108,6 +108,25 @@ def test_a_snapshot_is_taken_when_a_job_is_submitted_and_run_when_it_starts(root
     assert "+VERSION = 'edited while the job waits'" in diff.read_text()
 
 
+WAITS = """
+import os, pathlib, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    pathlib.Path("lib/model.py").write_text("edited")
+    pathlib.Path("note.txt").write_text("not of git, and no module")
+    sys.exit(1)
+while not pathlib.Path("go.txt").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_without_a_snapshot_a_restart_says_which_code_has_changed(root: Path, tmp_path: Path):
+    (root / "train.py").write_text(WAITS)
+    running = start("--max-restarts", "1", "--log-dir", tmp_path / "logs", "train.py", cwd=root)
+    running.wait_for(r"and attempt 1 runs it as it is now: lib/model\.py; --snapshot keeps the code of a run")
+    (root / "go.txt").touch()
+    assert running.finish().returncode == 0
+
+
 def test_what_workers_leave_in_the_snapshot_is_told(root: Path, tmp_path: Path):
     (root / "train.py").write_text("import pathlib; pathlib.Path(__file__).with_name('out').mkdir()")
     finished = run("--snapshot", "--log-dir", tmp_path / "logs", "train.py", cwd=root)

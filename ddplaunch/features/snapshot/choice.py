@@ -59,7 +59,7 @@ def _check(config: LaunchConfig) -> None:
 
 def _new(config: LaunchConfig) -> str:
     include = tuple(map(os.path.abspath, config.snapshot_include))
-    return copies.take(code_files.repository_of(_folder(config)), include, _base(config))
+    return copies.take(code_files.repository_of(folder_of_code(config)), include, _base(config))
 
 
 def _base(config: LaunchConfig) -> str:
@@ -68,7 +68,7 @@ def _base(config: LaunchConfig) -> str:
     return os.path.abspath(str(base))
 
 
-def _folder(config: LaunchConfig) -> str:
+def folder_of_code(config: LaunchConfig) -> str:
     """The folder of the script; of a module or a text, the working directory of the workers."""
     here = os.path.abspath(config.chdir or working_folder())
     return os.path.dirname(os.path.join(here, config.script_file)) if config.script_file else here
@@ -78,7 +78,7 @@ def _script_in(folder: str, found: Facts, config: LaunchConfig) -> str:
     """The script's path in the snapshot; of what is no file, as it is."""
     if not config.script_file:
         return config.script
-    path = os.path.join(_folder(config), os.path.basename(config.script_file))
+    path = os.path.join(folder_of_code(config), os.path.basename(config.script_file))
     inside = os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)), found.root)
     if os.path.lexists(path) and inside not in found.files and f"{inside}/__main__.py" not in found.files:
         raise UsageError(
@@ -96,7 +96,7 @@ def _of_job(config: LaunchConfig) -> str:
     job = config.slurm_job
     if job is None:
         return ""
-    key = json.dumps([job.id, config.script, config.script_args, _folder(config)])
+    key = json.dumps([job.id, config.script, config.script_args, folder_of_code(config)])
     link = os.path.join(_base(config), copies.FOLDER, f"job-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
     if not job.requeue_count:  # The ids of jobs begin again when a cluster is installed anew.
         with contextlib.suppress(OSError):

@@ -84,6 +84,21 @@ def diff(repository: Repository, max_bytes: int) -> bytes:
     return text[:max_bytes]
 
 
+def changed_since(folder: str, time_ns: int) -> list[str]:
+    """Paths of the files in the repository of ``folder`` that have changed later: those that git has, and modules.
+
+    Empty outside of a repository. The time is the wall clock, in nanoseconds since 1970.
+
+    Raises:
+        LaunchError: git is missing, or fails.
+    """
+    repository = repository_of(folder)
+    if not repository.is_git:
+        return []
+    newer = (file for file in _listed(repository) if file.mtime_ns > time_ns)
+    return [file.path for file in newer if file.is_tracked or file.path.endswith(".py")]
+
+
 def of_run(repository: Repository, include: Sequence[str], without: Sequence[str]) -> dict[str, CodeFile]:
     """The files and links of the code, by path.
 

@@ -1,8 +1,13 @@
-"""Notes which code a run runs: in report.json, by a link and the differences in the run folder. Main thread."""
+"""Notes which code a run runs: in report.json, by a link and the differences in the run folder.
+
+Of a run without a snapshot: says at a restart if its code has changed. Runs in the launcher, in the main thread; git in
+another one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import time
@@ -13,8 +18,10 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.features.snapshot.records import MARKER, SnapshotUsed
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
+from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.files import kept_files
-from ddplaunch.text import quote
+from ddplaunch.text import plural, quote
+from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Report
@@ -71,6 +78,42 @@ class SnapshotWatch(Watch):
                 self._messages.show(quote(f"{text}{more} in {self._folder}", 1000), Level.NORMAL)
 
 
+class ChangesWatch(Watch):
+    """Says at a restart which files have changed since the start: the attempt runs them as they are now."""
+
+    def __init__(self, run: RunServices) -> None:
+        self._messages, self._post, self._config, self._since_ns = run.messages, run.post, run.config, time.time_ns()
+        self._attempt = 0
+        self._told: Sequence[str] = ()
+
+    def on_event(self, index: int, event: object) -> None:
+        """Look once for each attempt, in a thread: the folder may be large, or on a slow file system."""
+        if isinstance(event, AttemptStarted) and event.attempt > self._attempt:
+            self._attempt = event.attempt
+            post = lambda found: self._post(functools.partial(self._on_found, event.attempt, found))  # noqa: E731
+            post_from_thread("changed code", self._changed, post, list[str]())
+
+    def _changed(self) -> list[str]:
+        from ddplaunch.features.snapshot import choice, code_files
+
+        with contextlib.suppress(LaunchError):
+            return code_files.changed_since(choice.folder_of_code(self._config), self._since_ns)
+        return []
+
+    def _on_found(self, attempt: int, paths: Sequence[str]) -> None:
+        if paths and paths != self._told:
+            self._told = paths
+            named = ", ".join(paths[:3]) + (f" and {plural(len(paths) - 3, 'more file')}" if len(paths) > 3 else "")
+            text = (
+                f"the code has changed since the run was started, and attempt {attempt} runs it as it is now: {named}"
+            )
+            self._messages.show(f"{quote(text, 500)}; --snapshot keeps the code of a run", Level.NORMAL)
+
+
 def watches(run: RunServices) -> tuple[Watch, ...]:
-    """The part of a run with a snapshot."""
-    return (SnapshotWatch(run, run.config.code),) if run.config.code else ()
+    """The part of a run with a snapshot, or of one without that may start again."""
+    config = run.config
+    if config.code:
+        return (SnapshotWatch(run, config.code),)
+    may_change = config.max_restarts and config.entry in ("script", "module") and not config.each_node_has_launcher
+    return (ChangesWatch(run),) if may_change else ()
