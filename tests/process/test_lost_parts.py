@@ -78,6 +78,7 @@ def test_a_killed_agent_is_told_of_and_leaves_nothing(start_method: str, phase: 
     os.kill(running.agent_pid(), signal.SIGKILL)
     finished = running.finish(20)
     assert re.search(r"was killed by SIGKILL(; |\n(.*\n)*)left: +nothing", finished.err), finished.err
+    assert finished.err.count("was killed by SIGKILL") == 1, "on the failure page, or where there is none, as an error"
     assert_lost(finished)
     assert_nothing_left(1)
 
