@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
 import sysconfig
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +99,23 @@ def test_an_old_driver_tells_what_it_can(
 def test_a_driver_that_hangs_during_the_run_is_told_once(
     driver: Says, watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lines, silences = reader._lines, itertools.count()
+
+    def counted(*args: Any) -> Iterator[bytes | None]:
+        for line in lines(*args):
+            yield line
+            if line is None and next(silences) == 1:
+                is_silent_again.set()
+
+    is_silent_again = threading.Event()
     monkeypatch.setattr(reader, "SILENCE_S", 0.5)
+    monkeypatch.setattr(reader, "_lines", counted)
     driver("gpus 1")
     watched = watch(interval_s=0.02)
     first = watched.read()
     driver("gpus 1", "block nvmlDeviceGetName")
     silent = watched.read()
+    assert is_silent_again.wait(60)
     assert silent == GpusRead(missing="NVML has not answered for 0.5 s: the GPU driver hangs, or is very slow")
     driver("gpus 1")
     assert watched.read().gpus == first.gpus
