@@ -9,6 +9,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.process.test_removed_features import PACKAGE, run_copy
 from tests.support.runs import ROOT
 
@@ -48,6 +50,75 @@ part = Greeter
 }
 """A feature whose row stands before those of all others that use the agent's socket for workers."""
 
+TELLS_ALL = {
+    "features/tells_all/__init__.py": '"""What one node finds is told to all launchers."""\n',
+    "features/tells_all/records.py": """
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.field_types import Count, OneLine
+from ddplaunch.protocol.launcher_agent import Order, Report
+@dataclass(frozen=True)
+class Found(Report):
+    attempt: Count
+    host: OneLine
+    text: OneLine
+@dataclass(frozen=True)
+class TellLauncher(Order):
+    attempt: Count
+    found_on: OneLine
+    text: OneLine
+@dataclass(frozen=True)
+class FoundOn:
+    found_on: OneLine
+    text: OneLine
+FROM_AGENT = (Found, FoundOn)
+TO_AGENT = (TellLauncher,)
+""",
+    "features/tells_all/agent.py": """
+import os
+from ddplaunch.agent.parts import Part
+from ddplaunch.features.tells_all.records import Found, FoundOn, TellLauncher
+class Finds(Part):
+    def on_attempt(self, group, round_):
+        self._attempt = round_.attempt
+    def on_started(self):
+        if "FINDS" in os.environ:
+            self._node.report(Found(self._attempt, self._node.spec.host, os.environ["FINDS"]))
+    def on_event(self, event):
+        if not isinstance(event, TellLauncher):
+            return False
+        self._node.outbox.send(FoundOn(event.found_on, event.text))
+        return True
+part = Finds
+""",
+    "features/tells_all/launcher.py": """
+import os, pathlib
+from ddplaunch.features.tells_all.records import Found, FoundOn, TellLauncher
+from ddplaunch.launcher.watches import Watch
+class Tells(Watch):
+    def __init__(self, run):
+        self._run, self._found = run, {}
+    def on_report(self, node_index, participants, report):
+        if isinstance(report, Found):
+            self._run.send_to_all(TellLauncher(report.attempt, report.host, report.text))
+    def on_event(self, index, event):
+        if isinstance(event, FoundOn):
+            self._found[event.found_on] = event.text
+            pathlib.Path(os.environ["TOLD"], str(os.getpid())).touch()
+    def page_lines(self, result):
+        return [f"found on {host}: {text}" for host, text in self._found.items()]
+def watches(run):
+    return (Tells(run),)
+""",
+}
+"""The steps of "To the failure page of each launcher" on that page."""
+
+FAILS_WHEN_BOTH_ARE_TOLD = """
+import os, sys, time
+while len(os.listdir(os.environ["TOLD"])) < 2:
+    time.sleep(0.02)
+sys.exit("FINDS" not in os.environ)
+"""
+
 WAITS_UNTIL_BOTH_NODES_ARE_NOTED = """
 import os, pathlib, sys, time
 logs = pathlib.Path(sys.argv[1])
@@ -78,15 +149,20 @@ def with_feature(folder: Path) -> Path:
     return folder
 
 
-def test_a_worker_and_its_agent_talk_for_a_feature_beside_others_that_do(tmp_path: Path) -> None:
-    package = shutil.copytree(PACKAGE, tmp_path / "ddplaunch", copy_function=os.link)
+def add(folder: Path, row: str, files: dict[str, str]) -> None:
+    """Make a copy of the package with these files and this row, before all others, in ``folder``."""
+    package = shutil.copytree(PACKAGE, folder / "ddplaunch", copy_function=os.link)
     listed = package / "features" / "__init__.py"
-    row, before = '    Feature("greets", ("agent", "worker"), declares=False),\n', listed.read_text()
+    before = listed.read_text()
     listed.unlink()  # A link to the original.
-    listed.write_text(before.replace("FEATURES = (\n", f"FEATURES = (\n{row}"))
-    for name, text in GREETS.items():
+    listed.write_text(before.replace("FEATURES = (\n", f"FEATURES = (\n    {row},\n"))
+    for name, text in files.items():
         (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text(text)
+
+
+def test_a_worker_and_its_agent_talk_for_a_feature_beside_others_that_do(tmp_path: Path) -> None:
+    add(tmp_path, 'Feature("greets", ("agent", "worker"), declares=False)', GREETS)
     script = tmp_path / "train.py"
     script.write_text("import os\nif os.environ['RANK'] == '0':\n    breakpoint()\nprint('goes on')\n")
     done = run_copy(tmp_path, "--nproc-per-node", "2", "--log-dir", "/dev/null", script)
@@ -142,3 +218,27 @@ def test_where_each_node_has_a_launcher_the_one_that_watches_the_job_notes_both_
     found = [event for event in events if event["event"] == "old_checkpoint"]
     assert len(found) == 2
     assert all(event["host"] and "node" not in event for event in found)
+
+
+def test_what_one_node_finds_is_on_the_failure_page_of_another_nodes_launcher(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first node finds it and serves the rendezvous; the worker of the second one fails."""
+    add(tmp_path, 'Feature("tells_all", ("launcher", "agent", "records"), declares=False)', TELLS_ALL)
+    script, told = tmp_path / "train.py", tmp_path / "told"
+    script.write_text(FAILS_WHEN_BOTH_ARE_TOLD)
+    told.mkdir()
+    monkeypatch.setenv("TOLD", str(told))
+    main = "from ddplaunch.__main__ import main; main()"
+    codes = (f"import os; os.environ['FINDS'] = 'a fan stands still'; {main}", main)
+    meet = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--log-dir", "/dev/null")
+    with ThreadPoolExecutor() as pool:
+        launchers = [
+            pool.submit(run_copy, tmp_path, *meet, "--node-rank", str(rank), script, code=code)
+            for rank, code in enumerate(codes)
+        ]
+        finder, failed = (launcher.result() for launcher in launchers)
+    assert (finder.returncode, failed.returncode) == (1, 1), finder.stderr + failed.stderr
+    page = failed.stderr.partition("the job failed")[2]
+    assert re.findall(r"^found on \S+: a fan stands still$", page, re.MULTILINE), failed.stderr
+    assert "a fan stands still" not in finder.stderr
