@@ -1,6 +1,9 @@
 """The loss of a node: how it is noticed, and what follows, for all processes. The launcher's decisions are here.
 
-Runs in the launcher, in the main thread. A host loses power, and workers run:
+Runs in the launcher, in the main thread. In the tables, HOST and SPARE are names of hosts, HOST:PORT is the endpoint,
+REASON says how the launcher has noticed the loss, and KEY is a key of ``--rdzv-conf``.
+
+A host loses power, and workers run:
 
 ==========  ============================  ==========================  ===========================  ===================
             one launcher leads all nodes                              each node has a launcher
@@ -52,8 +55,7 @@ each   2         2      serves    none                      84    the rendezvous
 start: one launcher leads all nodes, or each node has a launcher; the run of one host and no spare, which has no
 rendezvous, is with "one". hosts: those of ``--hosts``, or that have started ddplaunch; with more than MAX there are
 spares, or nodes that wait. Where each node has a launcher, MIN:MAX is with c10d; with static, MAX nodes are needed.
-lost: the node that serves the rendezvous, another, or the only one. The page begins so;
-REASON: how the launcher has noticed it. No case is a restart.
+lost: the node that serves the rendezvous, another, or the only one. The page begins so. No case is a restart.
 
 Where each node has a launcher, all that are left end with this code and this page. If the lost node served, each
 decides alone: one whose worker has failed by itself has the code and the page of that, one whose processes cannot be
@@ -75,39 +77,42 @@ Where one launcher leads, the end of the run waits for the sweep of the host, up
 says "left: unknown on HOST", also if the job has succeeded without it. If the launcher's own machine is lost,
 nobody says anything: the other agents get no ping for 5 s, and stop their workers.
 
-The times, if the user sets none; in brackets: where each node has a launcher. KEY: a key of ``--rdzv-conf``.
+The times, if the user sets none, with one launcher that leads all nodes, and where each node has a launcher. "-": there
+is no such wait.
 
-==========  ====================================  ===============================  ====================================
-time        who waits for what                    then                             set by
-==========  ====================================  ===============================  ====================================
-1 s         the launcher                          sends each agent on another      ``pings.INTERVAL_S``
+=====  =====  ==================================  ===============================  ====================================
+one    each   who waits for what                  then                             set by
+=====  =====  ==================================  ===============================  ====================================
+1 s    -      the launcher                        sends each agent on another      ``pings.INTERVAL_S``
                                                   machine the next ``Ping``
-1 s         each member                           sends its next heartbeat         ``member.HEARTBEAT_S``
-5 s         the launcher for a ``Pong``           the node is lost                 ``TimeoutConfig.lost_after_s``: KEY
+1 s    1 s    each member                         sends its next heartbeat         ``member.HEARTBEAT_S``
+5 s    -      the launcher for a ``Pong``         the node is lost                 ``TimeoutConfig.lost_after_s``: KEY
                                                                                    keep_alive_interval times KEY
                                                                                    keep_alive_max_attempt
-5 s         an agent for a ``Ping``               it stops its workers             the same
+5 s    -      an agent for a ``Ping``             it stops its workers             the same
                                                   (``LauncherLost``)
-8 s (5 s)   the serving member for a heartbeat    ``_on_silent``: the round ends   ``RendezvousConfig.silent_after_s``:
-                                                                                   the same, and
-                                                                                   ``setup.HEARTBEAT_MARGIN_S`` (0)
-10 s (7 s)  another member for the store          the rendezvous is lost           ``silent_after_s`` and 2 heartbeats
-10 s (7 s)  the serving node, after the last      it ends without them             ``silent_after_s`` and 2 s
-            verdict, for the others to leave
-20 s        the launcher for the sweep of a host  it gives up the sweep            ``nodes.SWEEP_S``
-30 s        an agent for its workers to end       it kills them                    ``--shutdown-timeout``
-            after SIGTERM
-30 s        the launcher for the first ``Pong``   the node is lost                 ``lost_after_s`` and
-            of an agent                                                            ``setup.SLOW_START_S``, 25 s
-(30 s)      the serving member for MAX nodes,     it forms the round               KEY last_call_timeout
-            when MIN have joined
-68 s        an agent for the verdict on a round   the run ends on this node        ``silent_after_s``,
-(65 s)      that has failed or was stopped, from                                   ``--shutdown-timeout`` and
-            a rendezvous that answers                                              ``multi_node._VERDICT_S``, 30 s
-600 s       an agent that has joined for a round  the run ends with 83             KEY join_timeout; without a limit
-                                                                                   before the first attempt if one
+8 s    5 s    the serving member for a heartbeat  ``_on_silent``: the round ends   ``RendezvousConfig.silent_after_s``:
+                                                                                   the same; with one launcher also
+                                                                                   ``setup.HEARTBEAT_MARGIN_S``
+10 s   7 s    another member for the store        the rendezvous is lost           ``silent_after_s`` and 2 heartbeats
+10 s   7 s    the serving node, after the last    it ends without them             ``silent_after_s`` and 2 s
+              verdict, for the others to leave
+20 s   20 s   the launcher for the sweep          it gives up the sweep            ``nodes.SWEEP_S``
+              of a host
+30 s   30 s   an agent for its workers to end     it kills them                    ``--shutdown-timeout``
+              after SIGTERM
+30 s   -      the launcher for the first          the node is lost                 ``lost_after_s`` and
+              ``Pong`` of an agent                                                 ``setup.SLOW_START_S``, 25 s
+-      30 s   the serving member for MAX nodes,   it forms the round               KEY last_call_timeout
+              when MIN have joined
+68 s   65 s   an agent for the verdict on a       the run ends on this node        ``silent_after_s``,
+              round that has failed or was                                         ``--shutdown-timeout`` and
+              stopped, from a rendezvous that                                      ``multi_node._VERDICT_S``, 30 s
+              answers
+600 s  600 s  an agent that has joined for a      the run ends with 83             KEY join_timeout; without a limit
+              round                                                                before the first attempt if one
                                                                                    launcher leads
-==========  ====================================  ===============================  ====================================
+=====  =====  ==================================  ===============================  ====================================
 
 **One launcher leads all nodes.**
 
@@ -198,12 +203,12 @@ class LostNodes:
         shutdown: Shutdown,
         note: Callable[..., None],
         show: Callable[[str, int], None],
-        report: Callable[[Iterable[AttemptResult]], None],
+        show_attempts: Callable[[Iterable[AttemptResult]], None],
     ) -> None:
-        """``note``: as ``Watches.note``. ``report`` shows attempts that are complete now."""
+        """``note``: as ``Watches.note``. ``show_attempts`` shows those that are complete now."""
         self._config, self._lost_after_s = config, config.timeouts.lost_after_s
         self._participants, self._attempts, self._shutdown = participants, attempts, shutdown
-        self._note, self._show, self._report = note, show, report
+        self._note, self._show, self._show_attempts = note, show, show_attempts
         self._has_ignored_report = False
 
     @property
@@ -285,7 +290,7 @@ class LostNodes:
             self._show(event.message, Level.NORMAL)
         elif self._participants.can_do_without(node) and not self.run_is_ending:
             self._participants.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
-            self._report(self._attempts.remove_node(node.index))
+            self._show_attempts(self._attempts.remove_node(node.index))
         else:
             self._shutdown.fail(LaunchError(event.message, event.hint, event.exit_code))
 
@@ -302,7 +307,7 @@ class LostNodes:
                 self._continue_or_fail(node, reason, hint)
             except LaunchError as error:
                 self._shutdown.fail(error)
-        self._report(self._attempts.remove_node(node.index))
+        self._show_attempts(self._attempts.remove_node(node.index))
 
     def _continue_or_fail(self, node: Node, reason: str, hint: str) -> None:
         if not self.run_is_ending and self._participants.can_do_without(node):

@@ -99,8 +99,8 @@ class Run:
         rendezvous = setup.rendezvous_settings(config, run_tag) if config.one_launcher_leads else None
         self._participants = participants = Participants(nodes, *nnodes, rendezvous, self._attempts, show)
         self._shutdown = shutdown = Shutdown(config, nodes, messages, watches.on_stop, watches.after_stop)
-        report = self._report_attempts
-        self._lost_nodes = LostNodes(config, participants, self._attempts, shutdown, watches.note, show, report)
+        show_attempts = self._show_attempts
+        self._lost_nodes = LostNodes(config, participants, self._attempts, shutdown, watches.note, show, show_attempts)
         self._checks = RecordChecks(config, participants)
         on_unresponsive = self._lost_nodes.on_unresponsive
         self._pings = pings = Pings(config.timeouts.lost_after_s, mailbox, on_unresponsive, self._suspend)
@@ -138,7 +138,7 @@ class Run:
                     if (event := self._mailbox.get(self._timers.run_due())) is not None:
                         with self._errors_stop_the_run():
                             self._on_event(event)
-                self._report_attempts(self._attempts.close())
+                self._show_attempts(self._attempts.close())
         except BaseException:  # An unhandled signal, or a bug: the agents still have to stop their workers.
             close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
             raise
@@ -292,19 +292,19 @@ class Run:
 
     def _on_attempt_started(self, node: Node, event: AttemptStarted) -> None:
         is_first, completed = self._attempts.on_started(node.index, event.attempt, self._participants.indices)
-        self._report_attempts(completed)
+        self._show_attempts(completed)
         self._participants.on_round_formed(event.attempt)
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[Report]) -> None:
         was_ending = self._lost_nodes.run_is_ending
-        self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
+        self._show_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
             self._participants.leave_if_due(node, result)
         if self._attempts.outcome_is_known:
             self._shutdown.outcome_known_at = min(self._shutdown.outcome_known_at, time.monotonic())
 
-    def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
+    def _show_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
             # The end of one node begins the shutdown, and another's report of an earlier attempt may still arrive.
             is_last = self._shutdown.in_progress and result.attempt + 1 >= self._attempts.next_number
@@ -342,7 +342,7 @@ class Run:
 
     def _on_node_reported(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
-        self._report_attempts(self._attempts.remove_node(node.index))
+        self._show_attempts(self._attempts.remove_node(node.index))
         is_needed = node.index in self._participants.indices
         if self._config.one_launcher_leads and is_needed and not self._shutdown.in_progress:
             self._shutdown.stop_others()
