@@ -28,7 +28,8 @@ Where each node has a launcher, each launcher has its own options. If all nodes 
 ``--max-restarts``, that of the node that serves the rendezvous counts, and it has seven more places. Each is a line:
 ``MemberSpec`` and ``RendezvousClient.member_spec``, which fills it; ``Coordinator``, a parameter, or ``Restarts`` there
 if it is about restarts; ``CoordinatorRunner``, which fills that; ``RoundFormed`` and ``Coordinator._start``, which
-tells it to all nodes; ``MultiNodeRendezvous.with_agreed``, which puts it into each node's spec.
+tells it to all nodes; ``MultiNodeRendezvous.with_agreed``, which puts it into each node's spec. That is too late for
+the forkserver and ``shared_environ``: they get what this node's own launcher has, before the nodes meet.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Feature(NamedTuple):
     Attributes:
         name: the folder.
         modules: those that it has.
-        needs: features whose records and rules it imports.
+        needs: features of which it imports modules: records, rules, or the class from which a transport is derived.
         early_if: settings, as attributes of LaunchConfig: ``prepare``, ``at_start`` and ``for_agent`` are called,
             before the agent starts, for a run with one of them, or with ``watch_if``. They import late what they need.
         watch_if: another such setting: the launcher has a part of the feature only in runs with it; empty: in all

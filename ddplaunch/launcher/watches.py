@@ -116,8 +116,8 @@ class Watch:
     def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
         """A report of a node of the job, of this launcher or another; ``participants`` are the indices of all nodes.
 
-        Where each node has a launcher, ``node_index`` is none of ``Nodes.all``, nor for ``RunServices.note``, which
-        gets the ``host`` of the report instead.
+        Where each node has a launcher, ``node_index`` is no index of ``Nodes.all``. Do not give it to
+        ``RunServices.note``; give the ``host`` of the report as a fact.
         """
 
     def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:

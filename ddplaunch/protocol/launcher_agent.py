@@ -133,10 +133,10 @@ class Order(wire.Nested):
 
 @dataclass(frozen=True)
 class OrderToNodes:
-    """Launcher to agent, on to the coordinator, and on to all agents: ``order`` is for all nodes of its attempt.
+    """Launcher to agent, from there to the coordinator, and from there to each agent that runs workers of the attempt.
 
-    Where each node has a launcher. Sent by the launcher that receives the ReportOfNode records; another launcher
-    sends only orders that become those for its own node.
+    Only where each node has a launcher. The launcher that watches the job sends any order. Another one sends only those
+    that ``Order.for_own_node`` replaces by an order for its own node.
     """
 
     order: Order
@@ -265,7 +265,7 @@ class Output(wire.Chunk):
 
 
 class Report(wire.Nested):
-    """Base of features' records to the launcher that watches the job; to the node's own as evidence of an attempt."""
+    """Base of features' records to the launcher that watches the job. Evidence goes to the launcher of the node."""
 
     attempt: int
     direction = "FROM_AGENT"
@@ -275,8 +275,8 @@ class Report(wire.Nested):
 class ReportOfNode:
     """Coordinator to the agent on the node that serves the rendezvous, and that agent to its launcher.
 
-    Only where each node has a launcher: that launcher watches the whole job. ``report`` is of one node of the
-    round, ``participants`` are the indices of all.
+    Only where each node has a launcher: that launcher watches the job. ``report`` is of one node of the round,
+    ``participants`` are the indices of all.
     """
 
     node_index: Count
@@ -382,7 +382,7 @@ class OfRanks:
         raise NotImplementedError
 
 
-def of_host(host: str, record: Any) -> Any:
+def with_senders_host(host: str, record: Any) -> Any:
     """``record`` with each ``host`` in it set to that of the node that sent it: a node cannot speak for another.
 
     ``AttemptResult.cause`` stays: the first failure may be on another node. So does a ReportOfNode, of another node.
@@ -392,9 +392,9 @@ def of_host(host: str, record: Any) -> Any:
     if hasattr(record, "host"):
         return record if record.host == host else replace(record, host=host)
     if isinstance(record, tuple):
-        return tuple(of_host(host, each) for each in record)
+        return tuple(with_senders_host(host, each) for each in record)
     if not is_dataclass(record) or isinstance(record, type):
         return record
     values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "cause"}
-    changed = {name: own for name, value in values.items() if (own := of_host(host, value)) != value}
+    changed = {name: own for name, value in values.items() if (own := with_senders_host(host, value)) != value}
     return replace(record, **changed) if changed else record

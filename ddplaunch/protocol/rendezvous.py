@@ -120,7 +120,7 @@ class NodeCannotJoin:
 class ReportToServer:
     """Node to coordinator, where each node has a launcher: what this node's workers do.
 
-    The coordinator passes it on to the node that serves the rendezvous, whose launcher watches the whole job.
+    The coordinator passes it on to the node that serves the rendezvous, whose launcher watches the job.
     """
 
     node_index: Count

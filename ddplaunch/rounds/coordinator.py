@@ -14,7 +14,7 @@ from enum import Enum, auto
 from itertools import accumulate
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.protocol.launcher_agent import AssignNodes, OrderToNodes, ReportOfNode, of_host
+from ddplaunch.protocol.launcher_agent import AssignNodes, OrderToNodes, ReportOfNode, with_senders_host
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
@@ -125,7 +125,7 @@ class Coordinator:
             case AssignNodes():
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
-                own = of_host(self._hosts[index], report)
+                own = with_senders_host(self._hosts[index], report)
                 return [(self.server_index, ReportOfNode(index, tuple(self.participants), own))]
             case OrderToNodes(order=order) if order.attempt == self.attempt:
                 return [(index, record) for index in self.participants if index in self._running]
@@ -284,7 +284,7 @@ class Coordinator:
 
     def _on_ended(self, record: WorkersEnded) -> list[Outgoing]:
         self._running.discard(record.node_index)
-        cause = record.cause and of_host(self._hosts[record.node_index], record.cause)
+        cause = record.cause and with_senders_host(self._hosts[record.node_index], record.cause)
         self._reports.ended_nodes.append(replace(record, cause=cause))
         if record.stopped and not self._reports.why_node_stopped:
             self._reports.why_node_stopped = record.reason or f"{self._hosts[record.node_index]} was stopped"

@@ -20,7 +20,7 @@ from ddplaunch import features
 from ddplaunch.errors import LaunchError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepNode, of_host
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepNode, with_senders_host
 from ddplaunch.protocol.output_runs import check_runs
 from ddplaunch.system.limits import NO_ROOM_HINT
 
@@ -212,8 +212,8 @@ class Transport(abc.ABC):
         try:
             return self._start_agent(
                 index,
-                lambda event: post(FromNode(index, of_host(host, event))),
-                lambda header, data: output(of_host(host, header), data),
+                lambda event: post(FromNode(index, with_senders_host(host, event))),
+                lambda header, data: output(with_senders_host(host, header), data),
                 purpose,
             )
         except (OSError, RuntimeError) as error:

@@ -37,7 +37,7 @@ from ddplaunch.protocol.launcher_agent import (
     Report,
     ReportOfNode,
     RunIdAgreed,
-    of_host,
+    with_senders_host,
 )
 from ddplaunch.protocol.results import AttemptResult, HealthFinding, WorkerExit
 from ddplaunch.transport.handle import AgentHandle
@@ -206,13 +206,13 @@ def of(host: str) -> list[object]:
 
 @pytest.mark.parametrize(("said", "known"), [*zip(of("others"), of("gpu1"), strict=True)], ids=range(8))
 def test_a_node_speaks_for_its_own_host(said: object, known: object) -> None:
-    assert of_host("gpu1", said) == known
+    assert with_senders_host("gpu1", said) == known
 
 
 def test_what_names_no_host_stays_as_it_is() -> None:
     of_another = ReportOfNode(1, (0, 1), WorkerActivity(0, host="gpu2"))
     for record in (Pong(), FaultInjected(0), of_another, object()):
-        assert of_host("gpu1", record) is record
+        assert with_senders_host("gpu1", record) is record
 
 
 def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:

@@ -83,7 +83,8 @@ class UserMessages:
     def show(self, text: str, level: int, kind: str = "message", **facts: object) -> None:
         """Show a message of this ``Level``, and note it as an event of this ``kind`` with these ``facts``.
 
-        Main thread. The message gets the prefix ``ddplaunch:``, and control characters in it are escaped.
+        Main thread. The message gets the prefix ``ddplaunch:``, and control characters in it are escaped. ``node`` and
+        ``t`` among the facts are the arguments of ``Watches.note``.
         """
         self._note(kind, text, **facts, **({"level": level} if kind == "message" else {}))
         if level <= self._config.output.verbosity:
