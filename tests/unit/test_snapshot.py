@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_files_that_have_not_changed_are_not_read_again(
     monkeypatch.setattr(content, "_SAME_MOMENT_NS", 0)
     found = take()
     monkeypatch.setattr(content, "hash_of_file", None)
-    monkeypatch.setattr(copies, "_copy", None)
+    monkeypatch.setattr(copies, "copy_of", None)
     assert take() == found
     git(root, "commit", "--quiet", "--all", "--message=second")
     assert take() != found
@@ -207,14 +208,14 @@ def test_a_file_that_changes_while_it_is_copied_is_copied_again_or_told(
     root: Path, take: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     edits = iter((1, 2, 3, 4))
-    write = copies._copy
+    write = copies.copy_of
 
-    def copy_and_edit(root_: str, file: code_files.CodeFile, to: str, expected: str) -> None:
-        write(root_, file, to, expected)
-        if file.path == "train.py" and (edit := next(edits, None)):
+    def copy_and_edit(source: BinaryIO, path: str, noted: Sequence[Any], to: str) -> None:
+        write(source, path, noted, to)
+        if path == "train.py" and (edit := next(edits, None)):
             (root / "lib/a.py").write_text(f"A = 1{'0' * edit}\n")
 
-    monkeypatch.setattr(copies, "_copy", copy_and_edit)
+    monkeypatch.setattr(copies, "copy_of", copy_and_edit)
     with pytest.raises(LaunchError, match=r"lib/a.py changes while it is copied"):
         take()
     assert not [path for path in tmp_path.glob("base/snapshots/*/*") if path.name != "index.json"]
@@ -222,7 +223,7 @@ def test_a_file_that_changes_while_it_is_copied_is_copied_again_or_told(
     assert (take() / "lib/a.py").read_text() == "A = 1000\n"
 
 
-@pytest.mark.parametrize("last", ["_copy", "_write_synced", "_name", "_link_others"])
+@pytest.mark.parametrize("last", ["copy_of", "_write_synced", "_name", "_link_others"])
 def test_a_killed_copy_leaves_nothing_that_is_taken_for_a_snapshot(
     root: Path, take: Callable[..., Path], tmp_path: Path, last: str
 ):

@@ -84,18 +84,18 @@ def hashes_of(root: str, files: Mapping[str, CodeFile], index: Mapping[str, Any]
 
 def hash_of_file(root: str, file: CodeFile) -> str:
     """The hash of what is in the file now. Raises Changed if it is gone, OSError if it cannot be read."""
-    with opened(root, file) as source:
+    with opened(root, file.path) as source:
         return digest(source, None)
 
 
 @contextlib.contextmanager
-def opened(root: str, file: CodeFile) -> Iterator[BinaryIO]:
+def opened(root: str, path: str) -> Iterator[BinaryIO]:
     """The file, to be read. Raises as ``hash_of_file``."""
     try:
-        with kept_files.open_regular(os.path.join(root, file.path), os.O_NOFOLLOW) as source:
+        with kept_files.open_regular(os.path.join(root, path), os.O_NOFOLLOW) as source:
             yield source
     except FileNotFoundError:
-        raise Changed(file.path) from None
+        raise Changed(path) from None
 
 
 def digest(source: BinaryIO, copy: BinaryIO | None) -> str:

@@ -17,9 +17,9 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.snapshot import code_files, content
@@ -55,7 +55,7 @@ class Facts:
         modified: number of files that differ from the commit.
         untracked: number of files that git does not have.
         content: a hash of the paths and contents alone.
-        files: by path, what it has: ``[size, mtime_ns, hash]`` of a file, ``[target]`` of a link.
+        files: by path, what it has: ``[size, mtime_ns, hash, mode]`` of a file, ``[target]`` of a link.
     """
 
     root: str
@@ -138,8 +138,18 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
     own_hash = content.hash_of(json.dumps(of_files).encode())
     name = content.hash_of(f"{own_hash} {repository.commit} {repository.branch}".encode())[:12]
     folder = os.path.join(project, name)
+
+    def copy(path: str, noted: Sequence[Any], to: str) -> None:
+        with content.opened(root, path) as source:
+            copy_of(source, path, noted, to)
+
+    def check() -> None:
+        changed = next((file for file in files.values() if not code_files.is_unchanged(root, file)), None)
+        if changed:
+            raise content.Changed(changed.path)
+
     if os.path.isdir(folder):
-        _repair(root, folder, facts(folder), files)
+        repair(folder, facts(folder), copy)
     else:
         diff = code_files.diff(repository, _MAX_DIFF_BYTES)
         found = Facts(
@@ -149,9 +159,10 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
             modified=diff.count(b"\ndiff --git ") + diff.startswith(b"diff --git "),
             untracked=sum(not file.is_tracked for file in files.values()) if repository.is_git else 0,
             content=own_hash,
-            files=_noted(files, listed),
+            files=_noted(root, files, listed),
         )
-        _build(root, folder, found, diff, files, os.path.join(project, str(index.get("last"))))
+        written = {DIFF: diff, MARKER: json.dumps(vars(found)).encode()}
+        build(folder, found, written, os.path.join(project, str(index.get("last"))), copy, check)
         _delete_old(project)
     _link_others(root, folder, files)
     os.utime(os.path.join(folder, MARKER))
@@ -159,9 +170,12 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
     return folder
 
 
-def _noted(files: Mapping[str, CodeFile], listed: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
+def _noted(root: str, files: Mapping[str, CodeFile], listed: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
+    copied = {*files, *_folders_of(files)}
     return {
-        path: (file.target,) if file.target else (file.size, file.mtime_ns, listed[path])
+        path: (_target(root, file, copied),)
+        if file.target
+        else (file.size, file.mtime_ns, listed[path], stat.S_IMODE(file.mode) | stat.S_IRUSR | stat.S_IWUSR)
         for path, file in files.items()
     }
 
@@ -169,11 +183,30 @@ def _noted(files: Mapping[str, CodeFile], listed: Mapping[str, str]) -> dict[str
 # A new snapshot.
 
 
-def _build(root: str, folder: str, found: Facts, diff: bytes, files: Mapping[str, CodeFile], previous: str) -> None:
-    """Make ``folder``; ``previous`` is another snapshot of the project, or does not exist.
+Copy = Callable[[str, Sequence[Any], str], None]
+"""Copies a file of the code: its path, what the marker says of it, and the path of the copy."""
+
+
+def build(
+    folder: str,
+    found: Facts,
+    written: Mapping[str, bytes],
+    previous: str,
+    copy: Copy,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Make the snapshot ``folder``.
+
+    Args:
+        folder: its path; the folder above exists.
+        found: what it has.
+        written: files of ours in it, by name, the marker last.
+        previous: another snapshot of the project, whose equal files are linked; or what does not exist.
+        copy: copies the others.
+        check: is called when all are copied.
 
     Raises:
-        content.Changed: a file is not what ``found`` says.
+        content.Changed: by ``copy`` or ``check``.
         OSError: no room, or no access.
     """
     earlier: Mapping[str, Any] = {}
@@ -181,24 +214,22 @@ def _build(root: str, folder: str, found: Facts, diff: bytes, files: Mapping[str
         earlier = facts(previous).files
     part = tempfile.mkdtemp(prefix=".part-", dir=os.path.dirname(folder))
     try:
-        folders = _folders_of(files)
+        folders = _folders_of(found.files)
         for each in sorted(folders):
             os.makedirs(os.path.join(part, each), exist_ok=True)
 
-        def add(file: CodeFile) -> None:
-            to = os.path.join(part, file.path)
-            if file.target:
-                os.symlink(_target(root, file, {*files, *folders}), to)
-            elif earlier.get(file.path) != list(found.files[file.path]) or not _linked(previous, file, to):
-                _copy(root, file, to, found.files[file.path][2])
+        def add(path: str) -> None:
+            to, noted = os.path.join(part, path), found.files[path]
+            if len(noted) == 1:
+                os.symlink(noted[0], to)
+            elif list(earlier.get(path, ())) != list(noted) or not linked(os.path.join(previous, path), noted, to):
+                copy(path, noted, to)
 
         with ThreadPoolExecutor(content.THREADS) as pool:
-            list(pool.map(add, files.values()))
-        changed = next((file for file in files.values() if not code_files.is_unchanged(root, file)), None)
-        if changed:
-            raise content.Changed(changed.path)
-        _write_synced(os.path.join(part, DIFF), diff)
-        _write_synced(os.path.join(part, MARKER), json.dumps(vars(found)).encode())
+            list(pool.map(add, found.files))
+        check()
+        for name, data in written.items():
+            _write_synced(os.path.join(part, name), data)
         for each in folders:
             _sync(os.path.join(part, each))
         _name(part, folder)
@@ -224,11 +255,10 @@ def _target(root: str, file: CodeFile, copied: Collection[str]) -> str:
     return os.path.relpath(full, folder) if inside in copied else full
 
 
-def _linked(previous: str, file: CodeFile, to: str) -> bool:
-    """Make a hard link to the file of another snapshot. False if that cannot be: it is gone, or changed."""
-    source = os.path.join(previous, file.path)
+def linked(source: str, noted: Sequence[Any], to: str) -> bool:
+    """Make a hard link to a file of another snapshot. False if that cannot be: it is gone, or not as noted."""
     try:
-        if _is_as_noted(source, (file.size, file.mtime_ns)) and stat.S_IMODE(os.lstat(source).st_mode) == _mode(file):
+        if is_as_noted(source, noted) and stat.S_IMODE(os.lstat(source).st_mode) == noted[3]:
             os.link(source, to, follow_symlinks=False)
             return True
     except OSError as error:
@@ -237,17 +267,14 @@ def _linked(previous: str, file: CodeFile, to: str) -> bool:
     return False
 
 
-def _mode(file: CodeFile) -> int:
-    return stat.S_IMODE(file.mode) | stat.S_IRUSR | stat.S_IWUSR
-
-
-def _copy(root: str, file: CodeFile, to: str, expected: str) -> None:
-    with content.opened(root, file) as source, open(to, "xb") as copy:
-        if content.digest(source, copy) != expected:
-            raise content.Changed(file.path)
+def copy_of(source: BinaryIO, path: str, noted: Sequence[Any], to: str) -> None:
+    """Copy ``source`` to ``to``, synced. Raises content.Changed if it is not what is noted of ``path``."""
+    with open(to, "xb") as copy:
+        if content.digest(source, copy) != noted[2]:
+            raise content.Changed(path)
         copy.flush()
-        os.fchmod(copy.fileno(), _mode(file))
-        os.utime(copy.fileno(), ns=(file.mtime_ns, file.mtime_ns))
+        os.fchmod(copy.fileno(), noted[3])
+        os.utime(copy.fileno(), ns=(noted[1], noted[1]))
         os.fsync(copy.fileno())
 
 
@@ -269,7 +296,7 @@ def _sync(folder: str) -> None:
 # A snapshot that is there.
 
 
-def _is_as_noted(path: str, noted: Sequence[Any]) -> bool:
+def is_as_noted(path: str, noted: Sequence[Any]) -> bool:
     """Whether a file of a snapshot has the size and the time that its marker says; or a link, whether it is one."""
     try:
         found = os.lstat(path)
@@ -280,18 +307,26 @@ def _is_as_noted(path: str, noted: Sequence[Any]) -> bool:
     return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == tuple(noted[:2])
 
 
-def _repair(root: str, folder: str, found: Facts, files: Mapping[str, CodeFile]) -> None:
+def damaged(folder: str, found: Facts) -> list[str]:
+    """Paths of the files in a snapshot that are not as its marker says."""
+    return [path for path, noted in found.files.items() if not is_as_noted(os.path.join(folder, path), noted)]
+
+
+def repair(folder: str, found: Facts, copy: Copy) -> None:
     """Copy again what a worker or the user has changed in the snapshot."""
-    for path, noted in found.files.items():
-        if not _is_as_noted(os.path.join(folder, path), noted) and path in files and len(noted) > 1:
-            os.makedirs(os.path.join(folder, os.path.dirname(path)), exist_ok=True)
-            part = os.path.join(folder, os.path.dirname(path), f".part-{os.urandom(6).hex()}")
-            try:
-                _copy(root, files[path]._replace(mtime_ns=noted[1]), part, noted[2])
-                os.replace(part, os.path.join(folder, path))
-            finally:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
+    for path in damaged(folder, found):
+        parent, noted = os.path.join(folder, os.path.dirname(path)), found.files[path]
+        os.makedirs(parent, exist_ok=True)
+        part = os.path.join(parent, f".part-{os.urandom(6).hex()}")
+        try:
+            if len(noted) == 1:
+                os.symlink(noted[0], part)
+            else:
+                copy(path, noted, part)
+            os.replace(part, os.path.join(folder, path))
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
 
 
 def _link_others(root: str, folder: str, files: Iterable[str]) -> None:
@@ -321,16 +356,15 @@ def _folders_of(files: Iterable[str]) -> dict[str, set[str]]:
 
 def written(folder: str) -> list[str]:
     """What is in a snapshot and is neither code nor a link, and files of the code that have changed; paths."""
-    known = facts(folder).files
-    changed = [path for path, noted in known.items() if not _is_as_noted(os.path.join(folder, path), noted)]
+    found = facts(folder)
     own = (MARKER, DIFF, "__pycache__")
     added = [
         os.path.relpath(entry.path, folder) + ("/" if entry.is_dir() else "")
-        for parent, names in _folders_of(known).items()
+        for parent, names in _folders_of(found.files).items()
         for entry in os.scandir(os.path.join(folder, parent))
         if entry.name not in names and entry.name not in own and not os.path.islink(entry.path)
     ]
-    return [*changed, *added]
+    return [*damaged(folder, found), *added]
 
 
 # Old snapshots.
