@@ -57,6 +57,16 @@ def test_a_restart_runs_the_code_with_which_the_run_has_begun(root: Path, tmp_pa
     assert "what is no code" not in finished.err
 
 
+def test_folders_that_the_script_adds_to_the_path_are_those_of_the_snapshot(root: Path, tmp_path: Path):
+    (root / "scripts").mkdir()
+    adds = "sys.path += ['.', 'src', str(pathlib.Path.cwd()), '/usr/none']"
+    imports = "import lib.model, package.inside; print('runs', lib.model.__file__, package.inside.__file__)"
+    (root / "scripts/train.py").write_text(f"import sys, pathlib; {adds}; {imports}")
+    finished = run("--snapshot", "--log-dir", tmp_path / "logs", "scripts/train.py", cwd=root)
+    folder = finished.report["code"]["folder"]
+    assert f"runs {folder}/lib/model.py {folder}/src/package/inside.py" in finished.out, finished.err
+
+
 def test_a_package_that_is_installed_to_be_edited_is_that_of_the_snapshot(root: Path, tmp_path: Path):
     """As setuptools writes it: a finder with a mapping, which a .pth file installs."""
     site = tmp_path / "site"

@@ -318,6 +318,7 @@ def test_what_is_not_in_the_snapshot_or_no_python_code_is_refused(root: Path, co
 def test_folders_of_the_code_are_replaced_wherever_python_looks(root: Path, take: Callable[..., Path], monkeypatch):
     folder = take()
     monkeypatch.chdir(root / "lib")
+    monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks])
     monkeypatch.setattr(sys, "path", ["", str(root), str(root / "data"), "/usr", str(root / "none")])
     finder = type(sys)("__editable___mine_finder")
     finder.MAPPING = {"lib": str(root / "lib"), "other": str(root / "lib"), "far": "/usr/far"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -27,7 +28,23 @@ class RunsSnapshot(WorkerPart):
                 folder, last = os.path.split(mapping[name])
                 if mapping[name] != path and last.removesuffix(".py") == name and folder not in sys.path:
                     sys.path.append(folder)
+        sys.path_hooks.insert(0, self._finder_of_copy)
+        for path in tuple(sys.path_importer_cache):
+            if self._copy_of(path) != path:
+                del sys.path_importer_cache[path]
         self._refuse_preloaded()
+
+    def _finder_of_copy(self, path: str) -> Any:
+        """A hook of Python's, for folders that the script adds to ``sys.path``, as ``"."``: what finds their copies.
+
+        Raises ImportError if the folder is not copied.
+        """
+        copy = self._copy_of(path)
+        if copy != path:
+            for hook in sys.path_hooks:
+                with contextlib.suppress(ImportError):
+                    return hook(copy)
+        raise ImportError(path)
 
     def _copy_of(self, path: str) -> str:
         """The copy of a file or folder; the path itself if it is not copied, as what git ignores."""
