@@ -286,6 +286,7 @@ class LaunchConfig(AgentConfig):
             earlier run has left; None: leave nothing.
         snapshot: copy the code before the run, and run the copy.
         snapshot_include: files and folders that are code, too, though git ignores them.
+        sync: copy the code to the hosts, which do not have it, and run it there.
         code: the snapshot that the workers run, a folder; None: the files themselves. A run with ``snapshot`` fills it.
         notices: messages about the configuration, shown at the start.
 
@@ -313,6 +314,7 @@ class LaunchConfig(AgentConfig):
     keep_warm_s: float | None = None
     snapshot: bool = False
     snapshot_include: tuple[str, ...] = ()
+    sync: bool = False
     code: str | None = None
     notices: tuple[StartNotice, ...] = ()
 

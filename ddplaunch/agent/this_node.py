@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 
 def prepare(spec: AgentSpec) -> AgentSpec:
-    """``spec`` with the path of this node's interpreter, and of this node's folder.
+    """``spec`` with the path of this node's interpreter, of a script below this node's home, and of its folder.
 
     Creates that folder if the node must. A folder that cannot be created is reported when a worker's log is opened in
     it.
     """
     if not spec.program.python:
         spec = replace(spec, program=replace(spec.program, python=sys.executable))
+    if spec.program.path.startswith("~/"):
+        spec = replace(spec, program=replace(spec.program, path=os.path.expanduser(spec.program.path)))
     log_dir = spec.output.log_dir
     if not spec.run_dir_name or log_dir == NO_LOGS:
         return spec

@@ -102,7 +102,7 @@ FEATURES = (
     Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
-    Feature("snapshot", ("launcher", "agent", "worker", "records"), early_if=("snapshot", "code")),
+    Feature("snapshot", ("launcher", "agent", "worker", "records", "queries"), ("runs",), ("snapshot", "sync", "code")),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), early_if=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),

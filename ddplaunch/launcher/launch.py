@@ -45,8 +45,10 @@ def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = Fal
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
-    with _told_if_slow(config) as begun:
-        config = features.at_start(features.prepare(config, stdout_fd))
+    config = features.at_start(features.prepare(config, stdout_fd))
+    where = config.output.log_dir or run_folder.base_at_home(os.environ) or "the temporary files"
+    slow = f"the start takes long: perhaps the file system of {quote(str(where))} does not answer"
+    with told_if_slow(config, _SLOW_START_S, slow) as begun:
         run_id = config.run_id or run_folder.new_run_id()
         return _launch(config, run_id, stdout_fd, None, begun, ends_process=ends_process)
 
@@ -60,16 +62,17 @@ def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResul
 
 
 @contextlib.contextmanager
-def _told_if_slow(config: LaunchConfig) -> Iterator[Callable[[], None]]:
-    """A file system that hangs blocks the main thread: another one says so, unless the function is called before."""
+def told_if_slow(config: LaunchConfig, limit_s: float, text: str) -> Iterator[Callable[[], None]]:
+    """Say ``text`` if the block takes longer, from another thread: a file system that hangs blocks the main thread.
+
+    Not with --quiet, and not once the function is called.
+    """
 
     def tell() -> None:
-        folder = config.output.log_dir or run_folder.base_at_home(os.environ) or "the temporary files"
-        text = f"the start takes long: perhaps the file system of {quote(str(folder))} does not answer"
         with contextlib.suppress(OSError, AttributeError):  # It was closed before Python started.
             sys.stderr.write(f"ddplaunch: {text}\n")
 
-    timer = threading.Timer(_SLOW_START_S, tell)
+    timer = threading.Timer(limit_s, tell)
     timer.name, timer.daemon = "slow start", True
     if config.output.verbosity >= 0:
         with contextlib.suppress(RuntimeError):  # No room for a thread.

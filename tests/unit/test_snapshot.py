@@ -294,10 +294,10 @@ def test_a_snapshot_of_the_user_is_run_though_the_code_has_changed(root: Path, c
     (root / "lib/a.py").write_text("edited")
     used = choice.at_start(replace(config, snapshot=False, code=taken))
     assert (used.code, used.script) == (taken, f"{taken}/lib/a.py")
-    assert json.loads(choice.for_agent(used) or "")[:2] == [str(root), taken]
+    assert json.loads(choice.for_agent(used) or "")["copy"] == taken
     agent.begin(agent_spec(texts={"snapshot": choice.for_agent(used)}), print)
     with pytest.raises(LaunchError, match="gpu1: there is no snapshot /none here"):
-        agent.begin(agent_spec(host="gpu1", texts={"snapshot": '["", "/none", ""]'}), print)
+        agent.begin(agent_spec(host="gpu1", texts={"snapshot": '{"copy": "/none"}'}), print)
 
 
 def test_what_is_not_in_the_snapshot_or_no_python_code_is_refused(root: Path, config: LaunchConfig, tmp_path: Path):
@@ -323,7 +323,7 @@ def test_folders_of_the_code_are_replaced_wherever_python_looks(root: Path, take
     finder = type(sys)("__editable___mine_finder")
     finder.MAPPING = {"lib": str(root / "lib"), "other": str(root / "lib"), "far": "/usr/far"}
     monkeypatch.setitem(sys.modules, finder.__name__, finder)
-    worker.RunsSnapshot(json.dumps([str(root), str(folder), ""])).before_script()
+    worker.RunsSnapshot(json.dumps([str(folder), str(root)])).before_script()
     lib = str(folder / "lib")
     assert sys.path == [lib, str(folder), str(root / "data"), "/usr", str(root / "none")]
     assert vars(finder)["MAPPING"] == {"lib": lib, "other": lib, "far": "/usr/far"}

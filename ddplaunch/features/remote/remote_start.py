@@ -83,8 +83,8 @@ _STARTER = r"""
 import json, re, signal
 facts = {"pid": os.getpid(), "python": ".".join(map(str, sys.version_info[:3]))}
 try:
-    os.chdir(start["cwd"])
-    facts["has_script"] = not start["script"] or os.path.exists(start["script"])
+    os.chdir(os.path.expanduser(start["cwd"]))
+    facts["has_script"] = not start["script"] or os.path.exists(os.path.expanduser(start["script"]))
 except OSError as error:
     facts["directory"] = error.strerror
 try:
@@ -136,7 +136,7 @@ class RemoteStart:
 
     Attributes:
         python: path or name of the interpreter there.
-        cwd: working directory.
+        cwd: working directory; with ``~`` it is below the home there, and so is ``script``.
         env: variables set on top of the login environment; ``setup`` can override them.
         setup: shell text that runs first, in a login shell; empty for none.
         script: file that must exist, relative to ``cwd``; empty for none.

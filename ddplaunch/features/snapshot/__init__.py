@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def rows() -> tuple[object, ...]:
     """``--snapshot``, ``--snapshot-include``, ``--use-snapshot`` and ``--take-snapshot``."""
-    from ddplaunch.rows import Command, Condition, Option, flag
+    from ddplaunch.rows import HOSTS, Command, Condition, Option, flag
 
     return (
         flag(
@@ -29,9 +29,16 @@ def rows() -> tuple[object, ...]:
             "With --snapshot: copy this file or folder, too, though git ignores it. Can be given several times.",
             sets="snapshot_include",
             multiple=True,
-            only=(Condition("with --snapshot", lambda config: config.snapshot),),
+            only=(Condition("with --snapshot", lambda config: config.snapshot or config.sync),),
             completes="file",
             heading="Workers",
+        ),
+        flag(
+            "--sync",
+            "Copy the code to the hosts, which share no file system with this machine, and run it there.",
+            sets="sync",
+            only=(HOSTS,),
+            heading="Hosts",
         ),
         Option(
             "--use-snapshot",

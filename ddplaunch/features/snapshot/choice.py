@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS, LaunchConfig
 from ddplaunch.errors import LaunchError, StartNotice, UsageError
-from ddplaunch.features.snapshot import code_files, copies
+from ddplaunch.features.snapshot import code_files, copies, hosts
+from ddplaunch.launcher.launch import told_if_slow
 from ddplaunch.system.files import run_folder
 from ddplaunch.system.files.script_file import working_folder
-from ddplaunch.text import quote
+from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
     from ddplaunch.cli.commands import Request
@@ -37,19 +38,29 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
     kept = _of_job(config)
     folder = config.code or (os.path.realpath(kept) if kept and os.path.exists(kept) else _new(config))
     found = _facts(folder)
-    if config.snapshot and kept:
+    if kept and not config.code:
         _note(kept, folder)
     text = quote(f"the workers run a snapshot of {found.root}: {copies.of_run(folder, found).version}", 500)
-    notices = (
-        *config.notices,
-        StartNotice("info", text),
-        StartNotice("detail", f"the snapshot is {quote(folder, 500)}"),
-    )
-    return replace(config, code=folder, script=_script_in(folder, found, config), notices=notices)
+    told = [StartNotice("info", text), StartNotice("detail", f"the snapshot is {quote(folder, 500)}")]
+    started = replace(config, code=folder, script=_script_in(folder, found, config))
+    if config.sync and not config.is_local:
+        cwd = _working_directory(found)
+        with told_if_slow(config, 3.0, f"the code is sent to {plural(len(config.hosts), 'host')}"):
+            told += hosts.send(config, folder, found, cwd)
+        started = hosts.on_hosts(started, folder, cwd)
+    return replace(started, notices=(*config.notices, *told))
+
+
+def _working_directory(found: Facts) -> str:
+    """The working directory, relative to the code; of one that is elsewhere, the folder of the code: empty."""
+    inside = os.path.relpath(os.path.realpath(working_folder()), found.root)
+    return "" if inside == "." or inside.startswith("..") else inside
 
 
 def _check(config: LaunchConfig) -> None:
-    options = ("--use-snapshot",) if config.code else ("--snapshot",)
+    options = ("--use-snapshot",) if config.code else ("--sync",) if config.sync else ("--snapshot",)
+    if config.sync and config.chdir:
+        raise UsageError("--sync and --chdir exclude each other", "", ("--sync", "--chdir"))
     if config.entry in ("program", "function"):
         what = "a program" if config.entry == "program" else "a function"
         raise UsageError(f"{options[0]}: not for {what}: it is not known which files are its code", "", options)
@@ -59,7 +70,9 @@ def _check(config: LaunchConfig) -> None:
 
 def _new(config: LaunchConfig) -> str:
     include = tuple(map(os.path.abspath, config.snapshot_include))
-    return copies.take(code_files.repository_of(folder_of_code(config)), include, _base(config))
+    base = _base(config)
+    with told_if_slow(config, 3.0, f"the code is copied to {base}"):
+        return copies.take(code_files.repository_of(folder_of_code(config)), include, base)
 
 
 def _base(config: LaunchConfig) -> str:
@@ -121,11 +134,16 @@ def _facts(folder: str) -> Facts:
 
 
 def for_agent(config: LaunchConfig) -> str | None:
-    """A JSON list: the folder of the code, its snapshot, and the hash of the content; None: the run has none."""
+    """The snapshot for agents, in JSON; None: the run has none.
+
+    ``roots``: the folders of which ``copy`` is the copy, for Python's search path; ``content``: the hash of what it
+    has. A path may begin with ``~``, the home on the host.
+    """
     if config.code is None:
         return None
     found = _facts(config.code)
-    return json.dumps([found.root, config.code, found.content])
+    copy, work = hosts.paths(config.code) if config.sync and not config.is_local else (config.code, found.root)
+    return json.dumps({"roots": list(dict.fromkeys([found.root, work])), "copy": copy, "content": found.content})
 
 
 def show(request: Request) -> None:

@@ -163,7 +163,7 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
         )
         written = {DIFF: diff, MARKER: json.dumps(vars(found)).encode()}
         build(folder, found, written, os.path.join(project, str(index.get("last"))), copy, check)
-        _delete_old(project)
+        delete_old(project)
     _link_others(root, folder, files)
     os.utime(os.path.join(folder, MARKER))
     content.write_index(project, files, listed, name)
@@ -370,7 +370,7 @@ def written(folder: str) -> list[str]:
 # Old snapshots.
 
 
-def _delete_old(project: str) -> None:
+def delete_old(project: str) -> None:
     """Delete the snapshots that no run folder names, and that were not used for ``_KEEP_S``. Errors are ignored."""
     base = os.path.dirname(os.path.dirname(project))
     with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError, Level
-from ddplaunch.features.snapshot.records import MARKER, SnapshotUsed
+from ddplaunch.features.snapshot.records import SnapshotUsed
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.files import kept_files
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.run_result import RunResult
 
-_TOUCH_S = 12 * 3600.0
 _DIFF = "code.diff"
 
 
@@ -38,7 +38,7 @@ class SnapshotWatch(Watch):
         from ddplaunch.features.snapshot import copies  # Only a run with a snapshot loads what it needs.
 
         self._messages, self._folder, self._facts, self._copies = run.messages, folder, copies.facts(folder), copies
-        self._touch_at = time.monotonic() + _TOUCH_S
+        self._is_sent = run.config.sync and not run.config.is_local
         self._others: dict[int, str] = {}
         if run_folder := run.folder():
             with kept_files.noting(run_folder / copies.LINK):
@@ -46,14 +46,6 @@ class SnapshotWatch(Watch):
             with kept_files.noting(run_folder / _DIFF):
                 if os.path.getsize(os.path.join(folder, copies.DIFF)):
                     shutil.copyfile(os.path.join(folder, copies.DIFF), run_folder / _DIFF)
-
-    def run_due(self, now: float) -> float:
-        """A snapshot that is used is not deleted."""
-        if now >= self._touch_at:
-            self._touch_at = now + _TOUCH_S
-            with contextlib.suppress(OSError):
-                os.utime(os.path.join(self._folder, MARKER))
-        return self._touch_at
 
     def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
         """A node has said which code it runs."""
@@ -68,8 +60,17 @@ class SnapshotWatch(Watch):
         """The entry in report.json."""
         return replace(result, code=self._copies.of_run(self._folder, self._facts))
 
+    def page_lines(self, result: RunResult) -> Sequence[str]:
+        """With --sync: what a worker has not found is here, but was not sent."""
+        error = result.first_failure and result.first_failure.error
+        named = re.search(r"No such file or directory: '([^/'][^']*)'", error.message) if error else None
+        if not (named and self._is_sent and os.path.exists(named[1])):
+            return ()
+        path = named[1].split("/")[0]
+        return ("", f"{path} is on this machine, but was not sent to the hosts: --snapshot-include {path} sends it")
+
     def on_run_ended(self, end: RunEnd) -> None:
-        """Say what workers have left in the snapshot: another run, of other code, will not find it."""
+        """Say what workers have left in the snapshot here: another run, of other code, will not find it."""
         with contextlib.suppress(OSError, LaunchError):
             names = self._copies.written(self._folder)
             if names:

@@ -6,6 +6,9 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine
 from ddplaunch.protocol.launcher_agent import Report
 
+HOME_BASE = "~/.local/state/ddplaunch"
+"""Where hosts of ``--sync`` keep copies and the working directory; each has a home of its own."""
+
 MARKER = ".ddplaunch-snapshot.json"
 """File in a snapshot with its facts, ``copies.Facts``; a folder without it is no snapshot."""
 

@@ -15,8 +15,8 @@ class RunsSnapshot(WorkerPart):
     """Replaces the folders of the code by their copies, wherever Python looks for modules."""
 
     def __init__(self, text: str) -> None:
-        """``text``: that of ``choice.for_agent``."""
-        self._root, self._copy, _ = json.loads(text)
+        """``text``: a JSON list, the copy and the folders of which it is the copy."""
+        self._copy, *self._roots = [str(os.path.realpath(path)) for path in json.loads(text)]
 
     def before_script(self) -> None:
         """The working directory stays the user's: data and checkpoints are there."""
@@ -49,15 +49,17 @@ class RunsSnapshot(WorkerPart):
     def _copy_of(self, path: str) -> str:
         """The copy of a file or folder; the path itself if it is not copied, as what git ignores."""
         real = os.path.realpath(path)  # Of an empty path the working directory, as ``sys.path`` means it.
-        if real != self._root and not real.startswith(self._root + "/"):
-            return path
-        copy = self._copy + real[len(self._root) :]
-        return copy if os.path.exists(copy) and os.path.realpath(copy) == copy else path
+        for root in self._roots:
+            copy = self._copy + real[len(root) :]
+            is_inside = real == root or real.startswith(root + "/")
+            if is_inside and os.path.exists(copy) and os.path.realpath(copy) == copy:
+                return copy
+        return path
 
     def _refuse_preloaded(self) -> None:
         for name, module in tuple(sys.modules.items()):
             path = getattr(module, "__file__", None) or ""
-            if path.startswith(self._root + "/") and self._copy_of(path) != path:
+            if path and self._copy_of(path) != path:
                 message = f"--preload has imported {name} from {path}, not from the snapshot: leave it out"
                 os.write(2, f"ddplaunch: {message}\n".encode("utf-8", "backslashreplace"))
                 os._exit(126)

@@ -1,0 +1,114 @@
+"""Sends a snapshot to hosts that do not share a file system with this machine, for ``--sync``.
+
+Runs in the process of the command, before the run: an agent on each host makes a copy, and gets only the files that the
+host does not have. The hosts are served together.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, StartNotice
+from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries, query_transport
+from ddplaunch.features.snapshot import content, copies
+from ddplaunch.features.snapshot.queries import CopyAnswer, MakeCopy, PutPart, Wanted
+from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
+from ddplaunch.text import quote, size
+from ddplaunch.transport.failures import HostFailure, failures_table
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.snapshot.copies import Facts
+
+_ANSWER_S = 600.0
+"""For the parts of one round, over a slow link, and the copy that is made of them."""
+
+_PART_BYTES = 512 << 10
+
+
+def paths(folder: str) -> tuple[str, str]:
+    """The copy of a snapshot on a host, and the folder in which its workers run; both below the home there."""
+    project, name = folder.split("/")[-2:]
+    return f"{HOME_BASE}/{copies.FOLDER}/{project}/{name}", f"{HOME_BASE}/work/{project}"
+
+
+def send(config: LaunchConfig, folder: str, found: Facts, cwd: str) -> tuple[StartNotice, ...]:
+    """Have all hosts make a copy of the snapshot ``folder``. Returns what the user is told at the start.
+
+    ``cwd``: working directory of the workers, relative to that of the code.
+
+    Raises:
+        LaunchError: a host cannot be reached, or has no copy, and so the job cannot run.
+    """
+    with open(os.path.join(folder, MARKER), "rb") as file:
+        marker = file.read()
+    project, name = folder.split("/")[-2:]
+    own = content.hash_of(marker)
+    order = MakeCopy(project=project, name=name, marker=own, marker_bytes=len(marker), cwd=cwd)
+    files = {noted[2]: os.path.join(folder, path) for path, noted in found.files.items() if len(noted) > 1}
+    files[own] = os.path.join(folder, MARKER)
+    queries = Queries()
+    transport = query_transport(config.hosts, config.remote, queries.post)
+    try:
+        queries.start(transport, order)
+        sent = _serve(queries, order, files)
+    finally:
+        queries.close()
+        transport.close()
+    failures = [*queries.failures(), *filter(None, map(_problem, queries.nodes))]
+    if len(queries.nodes) - len(failures) < config.min_nodes:
+        raise LaunchError(f"the code cannot be copied to hosts\n{failures_table(failures)}", "", NODE_NOT_READY)
+    notices = [StartNotice("detail", f"sent {size(sent)} of code to {len(queries.nodes)} hosts")]
+    if failures:
+        notices.append(StartNotice("warning", f"hosts have no code\n{failures_table(failures)}"))
+    for node in queries.nodes:
+        for link in node.answers[CopyAnswer].links if CopyAnswer in node.answers else ():
+            notices.append(StartNotice("warning", f"the link {link} of the code leads to nothing on {node.name}"))
+    return tuple(notices)
+
+
+def _problem(node: QueriedNode) -> HostFailure | None:
+    answer: CopyAnswer | None = node.answers.get(CopyAnswer)
+    if node.failure or not answer or not answer.problem:
+        return None
+    return HostFailure(node.name, "directory", answer.problem)
+
+
+def _serve(queries: Queries, order: MakeCopy, files: dict[str, str]) -> int:
+    """Send what the hosts want until they want nothing. Returns the number of bytes."""
+    queries.wait(queries.nodes, CopyAnswer)
+    sent = 0
+    while wanting := [node for node in queries.nodes if not node.failure and node.answers[CopyAnswer].wanted]:
+        for node in wanting:
+            answer: CopyAnswer = node.answers.pop(CopyAnswer)
+            for wanted in answer.wanted:
+                for part in _parts(order.project, files, wanted):
+                    node.handle.send(part)
+                sent += wanted.nbytes
+        queries.ask(wanting, lambda _: order, CopyAnswer, _ANSWER_S)
+    return sent
+
+
+def _parts(project: str, files: dict[str, str], wanted: Wanted) -> Iterator[PutPart]:
+    """Raises LaunchError: a host asks for what is no file of the snapshot."""
+    path = files.get(wanted.hash)
+    if path is None:
+        raise LaunchError(f"a host asks for a file that is not in the snapshot: {quote(wanted.hash)}")
+    with open(path, "rb") as file:
+        end, nbytes = wanted.offset + wanted.nbytes, os.fstat(file.fileno()).st_size
+        for offset in range(wanted.offset, max(end, wanted.offset + 1), _PART_BYTES):
+            data = os.pread(file.fileno(), min(_PART_BYTES, end - offset), offset)
+            yield PutPart(project, wanted.hash, offset, nbytes, base64.b64encode(data).decode())
+
+
+def on_hosts(config: LaunchConfig, folder: str, cwd: str) -> LaunchConfig:
+    """``config`` of a run whose hosts have copies: workers run there."""
+    copy, work = paths(folder)
+    script = config.script
+    if config.script_file:
+        script = f"{copy}/{os.path.relpath(config.script, folder)}"
+    return replace(config, chdir=f"{work}/{cwd}".rstrip("/"), script=script)

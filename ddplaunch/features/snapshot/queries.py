@@ -1,0 +1,74 @@
+"""Queries of ``--sync`` to an agent without a run, and its answer. No behaviour.
+
+The command asks for a copy of a snapshot (MakeCopy), sends the parts of files that the answer says are missing
+(PutPart), and asks again until there are none. An agent keeps what has arrived: a copy that was cut off goes on there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.field_types import FolderName, Limit, OneLine, Size, at_most
+
+MAX_WANTED = 10_000
+ROUND_BYTES = 8 << 20
+"""So many bytes are asked for at once: no more are in memory on the way."""
+
+Hash = Annotated[str, Limit("a hash", lambda text: len(text) == 64 and set(text) <= set("0123456789abcdef"))]
+"""SHA-256 of a file, in hexadecimal digits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeCopy:
+    """Command to agent: requests a CopyAnswer.
+
+    Attributes:
+        project: folder of the snapshots of one project.
+        name: of the snapshot in it.
+        marker: hash of its marker, which says all else.
+        marker_bytes: size of the marker.
+        cwd: working directory of the workers, relative to the folder of the code.
+    """
+
+    project: FolderName
+    name: FolderName
+    marker: Hash
+    marker_bytes: Size
+    cwd: str = ""
+
+
+@dataclass(frozen=True)
+class PutPart:
+    """Command to agent: bytes of the file with this hash, from ``offset`` on, in base64; the file has ``size``."""
+
+    project: FolderName
+    hash: Hash
+    offset: Size
+    size: Size
+    data: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Up to ``nbytes`` from ``offset`` on are missing of the file with this hash."""
+
+    hash: Hash
+    offset: Size
+    nbytes: Size
+
+
+@dataclass(frozen=True)
+class CopyAnswer:
+    """Agent to command, in answer to MakeCopy. ``problem``: why there is no copy; without it and ``wanted`` there is.
+
+    ``links``: links of the code that lead to nothing on this machine.
+    """
+
+    wanted: Annotated[tuple[Wanted, ...], at_most(MAX_WANTED)] = ()
+    problem: OneLine = ""
+    links: Annotated[tuple[OneLine, ...], at_most(3)] = ()
+
+
+TO_AGENT = {MakeCopy: "receive", PutPart: "receive"}
+FROM_AGENT = (CopyAnswer,)

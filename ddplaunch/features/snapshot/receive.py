@@ -1,0 +1,197 @@
+"""Makes a copy of a snapshot on this machine, for ``--sync``. Runs in an agent without a run, in its main thread.
+
+Everything is below ``HOME_BASE``: ``snapshots/PROJECT/NAME`` are the copies, ``received`` beside them has files that
+have arrived for one that is not complete, and ``work/PROJECT`` is the folder in which workers run. That has links to
+the newest copy, and whatever the workers write; only the links are ever removed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.features.snapshot import content, copies
+from ddplaunch.features.snapshot.copies import Facts
+from ddplaunch.features.snapshot.queries import MAX_WANTED, ROUND_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
+from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
+from ddplaunch.text import quote
+
+_RECEIVED = "received"
+_MAX_LINKS = 3
+
+_problems: list[str] = []
+"""Why parts could not be kept since the last answer: the sender does not wait for an answer to each."""
+
+
+def serve(query: MakeCopy | PutPart, _stream: BinaryIO, outbox: Any) -> None:
+    """Answer MakeCopy, or keep what PutPart brings. Other queries may follow."""
+    try:
+        if isinstance(query, PutPart):
+            return None if _problems else _keep(query)
+        answer = CopyAnswer(problem=_problems.pop()) if _problems else _answer(query)
+    except OSError as error:
+        answer = CopyAnswer(problem=quote(f"{error.filename or HOME_BASE}: {error.strerror}", 1000))
+    except (LaunchError, ValueError, KeyError, TypeError) as error:
+        answer = CopyAnswer(problem=quote(str(error), 1000))
+    if isinstance(query, PutPart):
+        _problems.append(answer.problem)
+    else:
+        outbox.send(answer)
+    return None
+
+
+def _project(name: str) -> str:
+    return os.path.join(os.path.expanduser(HOME_BASE), copies.FOLDER, name)
+
+
+def _received(project: str, digest: str) -> str:
+    return os.path.join(_project(project), _RECEIVED, digest)
+
+
+def _keep(part: PutPart) -> None:
+    """Write the part; a file that is complete, and is what its hash says, gets its name."""
+    path = _received(part.project, part.hash)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    fd = os.open(f"{path}.part", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "r+b") as file:
+        data = base64.b64decode(part.data)
+        file.seek(part.offset)
+        file.write(data)
+        if part.offset + len(data) < part.size:
+            return
+        file.seek(0)
+        is_whole = content.digest(file, None) == part.hash
+        os.fsync(fd)
+    if is_whole:
+        os.replace(f"{path}.part", path)
+    else:
+        os.unlink(f"{path}.part")
+
+
+def _answer(query: MakeCopy) -> CopyAnswer:
+    project, marker = _project(query.project), _received(query.project, query.marker)
+    folder = os.path.join(project, query.name)
+    os.makedirs(project, mode=0o700, exist_ok=True)
+    if os.path.isdir(folder):
+        found = copies.facts(folder)
+        missing = copies.damaged(folder, found)
+    elif os.path.exists(marker):
+        found = _checked(marker)
+        missing = list(found.files)
+    else:
+        return CopyAnswer((_wanted(query.project, query.marker, query.marker_bytes),))
+    sources = _sources(project, found)
+    if wanted := _all_wanted(query.project, [found.files[path] for path in missing], sources):
+        return CopyAnswer(wanted)
+
+    def copy(path: str, noted: Sequence[Any], to: str) -> None:
+        with content.opened("/", sources[noted[2]]) as source:
+            copies.copy_of(source, path, noted, to)
+
+    if os.path.isdir(folder):
+        copies.repair(folder, found, copy)
+    else:
+        with open(marker, "rb") as file:
+            copies.build(folder, found, {MARKER: file.read()}, _newest(project), copy)
+    os.utime(os.path.join(folder, MARKER))
+    _link_work(folder, os.path.join(os.path.expanduser(HOME_BASE), "work", query.project), query.cwd, found)
+    shutil.rmtree(os.path.join(project, _RECEIVED), ignore_errors=True)
+    copies.delete_old(project)
+    return CopyAnswer(links=tuple(_dangling(folder, found)))
+
+
+def _checked(marker: str) -> Facts:
+    """What the marker says. Raises ValueError: it names a path outside of the snapshot."""
+    with open(marker, "rb") as file:
+        found = Facts(**json.loads(file.read()))
+    for path in found.files:
+        if any(name in ("", ".", "..") for name in path.split("/")):
+            raise ValueError(f"the snapshot names a file outside of it: {quote(path)}")
+    return found
+
+
+def _sources(project: str, found: Facts) -> dict[str, str]:
+    """Files of this machine with contents of the snapshot, by hash: of the newest snapshot, and what has arrived."""
+    sources: dict[str, str] = {}
+    newest = _newest(project)
+    with contextlib.suppress(LaunchError):
+        for path, noted in copies.facts(newest).files.items():
+            if len(noted) > 1 and copies.is_as_noted(os.path.join(newest, path), noted):
+                sources[noted[2]] = os.path.join(newest, path)
+    with contextlib.suppress(FileNotFoundError):
+        folder = os.path.join(project, _RECEIVED)
+        sources |= {name: os.path.join(folder, name) for name in os.listdir(folder) if not name.endswith(".part")}
+    return sources
+
+
+def _newest(project: str) -> str:
+    """The snapshot of the project that was used last; empty if there is none."""
+    markers = (os.path.join(entry.path, MARKER) for entry in os.scandir(project) if not entry.name.startswith("."))
+    used = {marker: os.stat(marker).st_mtime for marker in markers if os.path.exists(marker)}
+    return os.path.dirname(max(used, key=lambda marker: used[marker], default=""))
+
+
+def _all_wanted(project: str, files: Sequence[Sequence[Any]], sources: Mapping[str, str]) -> tuple[Wanted, ...]:
+    """What is to be sent next, at most ``ROUND_BYTES``, or the first part of one file."""
+    sizes = {noted[2]: noted[0] for noted in files if len(noted) > 1 and noted[2] not in sources}
+    found, nbytes = list[Wanted](), 0
+    for digest, size in sizes.items():
+        wanted = _wanted(project, digest, size)
+        nbytes += wanted.nbytes
+        if found and (nbytes > ROUND_BYTES or len(found) == MAX_WANTED):
+            break
+        found.append(wanted)
+    return tuple(found)
+
+
+def _wanted(project: str, digest: str, size: int) -> Wanted:
+    try:
+        offset = os.stat(f"{_received(project, digest)}.part").st_size
+    except FileNotFoundError:
+        offset = 0
+    offset = offset if offset < size else 0
+    return Wanted(digest, offset, min(size - offset, ROUND_BYTES))
+
+
+# The folder in which workers run.
+
+
+def _link_work(folder: str, work: str, cwd: str, found: Facts) -> None:
+    """Have the working directory, and the folders above it, show what the snapshot has there.
+
+    Raises:
+        LaunchError: a worker, or the user, has put something else there.
+    """
+    steps = [step for step in cwd.split("/") if step]
+    for depth in range(len(steps) + 1):
+        here, inside = os.path.join(work, *steps[:depth]), "/".join(steps[:depth])
+        os.makedirs(here, mode=0o700, exist_ok=True)
+        names = set(_names_in(inside, found)) - set(steps[depth : depth + 1])
+        for entry in os.scandir(here):
+            if os.path.islink(entry.path) and os.readlink(entry.path).startswith(os.path.dirname(folder) + "/"):
+                os.unlink(entry.path)
+        for name in names:
+            try:
+                os.symlink(os.path.join(folder, inside, name), os.path.join(here, name))
+            except FileExistsError:
+                problem = f"{os.path.join(here, name)} is in the way: the code has a file or folder of this name"
+                raise LaunchError(problem) from None
+
+
+def _names_in(folder: str, found: Facts) -> Iterator[str]:
+    prefix = f"{folder}/" if folder else ""
+    return (path[len(prefix) :].split("/")[0] for path in found.files if path.startswith(prefix))
+
+
+def _dangling(folder: str, found: Facts) -> list[str]:
+    """Links of the code that lead out of it to what is not here; the first ones."""
+    links = (path for path, noted in found.files.items() if len(noted) == 1 and re.match("/", noted[0]))
+    missing = (path for path in links if not os.path.exists(os.path.join(folder, path)))
+    return [quote(path, 500) for _, path in zip(range(_MAX_LINKS), missing, strict=False)]
