@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from ddplaunch.config import LaunchConfig, OutputConfig
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.snapshot import agent, choice, code_files, content, copies, worker
 from ddplaunch.features.snapshot.records import MARKER
+from ddplaunch.system.files import kept_files
 from tests.support.configs import agent_spec
 from tests.support.repositories import git, repository
 from tests.support.runs import environment
@@ -221,6 +223,62 @@ def test_a_file_that_changes_while_it_is_copied_is_copied_again_or_told(
     assert not [path for path in tmp_path.glob("base/snapshots/*/*") if path.name != "index.json"]
     next(edits)
     assert (take() / "lib/a.py").read_text() == "A = 1000\n"
+
+
+def _replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _replace_by_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("../train.py")
+
+
+def _replace_parent_by_file(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_text("")
+
+
+@pytest.mark.parametrize("change", [_replace_by_folder, _replace_by_link, _replace_parent_by_file, Path.unlink])
+@pytest.mark.parametrize("reads_before", [0, 1])  # It is read to be hashed, and again to be copied.
+def test_a_file_that_becomes_something_else_before_it_is_read_is_listed_again(
+    root: Path,
+    take: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    reads_before: int,
+):
+    opened, edits = kept_files.regular_fd, iter([*[lambda _: None] * reads_before, change])
+
+    def edit_and_open(path: str, flags: int = 0) -> int:
+        if path == str(root / "lib/a.py"):
+            next(edits, lambda _: None)(root / "lib/a.py")
+        return opened(path, flags)
+
+    monkeypatch.setattr(kept_files, "regular_fd", edit_and_open)
+    found = take()
+    assert next(edits, None) is None
+    assert (found / "train.py").read_text() == "print(1)\n"
+    assert (found / "lib/a.py").is_symlink() == (change is _replace_by_link)
+    assert (found / "lib/a.py").is_symlink() or not (found / "lib/a.py").is_file()
+
+
+def test_a_file_that_cannot_be_read_is_named_with_what_to_do(
+    root: Path, take: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    opened = kept_files.regular_fd
+
+    def refused(path: str, flags: int = 0) -> int:
+        if str(path).endswith("a.py"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, flags)
+
+    monkeypatch.setattr(kept_files, "regular_fd", refused)  # root may read all files.
+    with pytest.raises(LaunchError, match=r"lib/a\.py: Permission denied") as raised:
+        take()
+    assert raised.value.hint == "Name it in .ddplaunchignore if it is no code."
 
 
 @pytest.mark.parametrize("last", ["copy_of", "_write_synced", "_name", "_link_others"])

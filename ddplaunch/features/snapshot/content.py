@@ -10,11 +10,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ddplaunch.errors import LaunchError
+from ddplaunch.features.snapshot import code_files
 from ddplaunch.system.files import kept_files
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.features.snapshot.code_files import CodeFile
@@ -83,19 +86,26 @@ def hashes_of(root: str, files: Mapping[str, CodeFile], index: Mapping[str, Any]
 
 
 def hash_of_file(root: str, file: CodeFile) -> str:
-    """The hash of what is in the file now. Raises Changed if it is gone, OSError if it cannot be read."""
-    with opened(root, file.path) as source:
+    """The hash of what is in the file now. Raises as ``opened``."""
+    with opened(root, file) as source:
         return digest(source, None)
 
 
-@contextlib.contextmanager
-def opened(root: str, path: str) -> Iterator[BinaryIO]:
-    """The file, to be read. Raises as ``hash_of_file``."""
+def opened(root: str, file: CodeFile) -> BinaryIO:
+    """The file, to be read.
+
+    Raises:
+        Changed: it is no file any more, or another one.
+        LaunchError: it cannot be read.
+    """
+    path = os.path.join(root, file.path)
     try:
-        with kept_files.open_regular(os.path.join(root, path), os.O_NOFOLLOW) as source:
-            yield source
-    except FileNotFoundError:
-        raise Changed(path) from None
+        return os.fdopen(kept_files.regular_fd(path, os.O_NOFOLLOW), "rb")
+    except OSError as error:
+        if not code_files.is_unchanged(root, file):
+            raise Changed(file.path) from None
+        hint = f"Name it in {code_files.IGNORE_FILE} if it is no code."
+        raise LaunchError(f"--snapshot: {quote(path, 500)}: {error.strerror}", hint) from None
 
 
 def digest(source: BinaryIO, copy: BinaryIO | None) -> str:

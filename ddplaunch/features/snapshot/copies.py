@@ -140,7 +140,7 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
     folder = os.path.join(project, name)
 
     def copy(path: str, noted: Sequence[Any], to: str) -> None:
-        with content.opened(root, path) as source:
+        with content.opened(root, files[path]) as source:
             copy_of(source, path, noted, to)
 
     def check() -> None:

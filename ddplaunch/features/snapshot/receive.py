@@ -21,6 +21,7 @@ from ddplaunch.features.snapshot import content, copies
 from ddplaunch.features.snapshot.copies import Facts
 from ddplaunch.features.snapshot.queries import MAX_WANTED, ROUND_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
 from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
+from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
 _RECEIVED = "received"
@@ -92,7 +93,7 @@ def _answer(query: MakeCopy) -> CopyAnswer:
         return CopyAnswer(wanted)
 
     def copy(path: str, noted: Sequence[Any], to: str) -> None:
-        with content.opened("/", sources[noted[2]]) as source:
+        with kept_files.open_regular(sources[noted[2]], os.O_NOFOLLOW) as source:
             copies.copy_of(source, path, noted, to)
 
     if os.path.isdir(folder):
