@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.config import LaunchConfig, OutputConfig
 from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.features.snapshot import agent, choice, code_files, content, copies, worker
+from ddplaunch.features.snapshot import agent, choice, code_files, content, copies, old_copies, worker
 from ddplaunch.features.snapshot.records import MARKER
 from ddplaunch.system.files import kept_files
 from tests.support.configs import agent_spec
@@ -112,6 +114,51 @@ def test_what_was_changed_in_a_snapshot_is_told_and_mended(root: Path, take: Cal
     assert take() == found
     assert (found / "train.py").read_text() == "print(1)\n"
     assert copies.written(str(found)) == ["lib/out/"]
+
+
+def test_what_has_become_another_kind_of_file_in_a_snapshot_is_made_again_or_refused(
+    root: Path, take: Callable[..., Path]
+):
+    (root / "link").symlink_to("lib")
+    found = take()
+    (found / "link").unlink()
+    assert take() == found
+    assert os.readlink(found / "link") == "lib"
+    (found / "train.py").unlink()
+    (found / "train.py").mkdir()
+    with pytest.raises(LaunchError, match="the snapshot is damaged"):
+        take()
+    assert not list(found.glob(".part-*"))
+
+
+def test_what_is_left_of_a_snapshot_is_no_snapshot(
+    root: Path, take: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    found = take()
+    (found / MARKER).unlink()  # Somebody has deleted it, and was killed.
+    assert take() == found
+    assert copies.facts(str(found)).root == str(root)
+    os.utime(found / MARKER, (0, 0))
+    (root / "train.py").write_text("changed")
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # As if it was killed there.
+    take()
+    assert not found.exists()
+
+
+def test_a_file_that_was_read_long_before_the_end_may_have_changed_meanwhile(
+    root: Path, take: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    """Its time has a resolution of some milliseconds: an edit in the same moment cannot be seen."""
+    for path in ("train.py", "lib/a.py", ".gitignore", "run.sh"):
+        (root / path).write_text("just now")
+    link_others, now_ns = copies._link_others, time.time_ns()
+
+    def link_after_a_while(*found: Any) -> None:
+        link_others(*found)
+        monkeypatch.setattr(time, "time_ns", lambda: now_ns + 60 * 10**9)
+
+    monkeypatch.setattr(copies, "_link_others", link_after_a_while)
+    assert not content.index_of(str(take().parent))["files"]
 
 
 def test_names_and_links_of_all_kinds(root: Path, take: Callable[..., Path], tmp_path: Path):
@@ -299,6 +346,21 @@ copies.take(code_files.repository_of({str(root)!r}), (), {str(tmp_path / "base")
     assert complete == [found]
 
 
+@pytest.mark.parametrize("last", ["copy_of", "_write_synced", "_name"])
+def test_ctrl_c_while_the_code_is_copied_leaves_nothing(root: Path, tmp_path: Path, last: str):
+    program = f"""
+import os, signal
+from ddplaunch.features.snapshot import code_files, copies
+from ddplaunch.system import signals
+copies.{last} = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+with signals.ctrl_c_ends_process():
+    copies.take(code_files.repository_of({str(root)!r}), (), {str(tmp_path / "base")!r})
+"""
+    interrupted = subprocess.run([sys.executable, "-c", program], env=environment(), check=False, capture_output=True)
+    assert interrupted.returncode == -signal.SIGINT
+    assert not list(tmp_path.glob("base/snapshots/*/*"))
+
+
 def test_old_snapshots_go_unless_a_run_folder_names_them(root: Path, take: Callable[..., Path], tmp_path: Path):
     (run := tmp_path / "base/run1").mkdir(parents=True)
     found = []
@@ -307,8 +369,23 @@ def test_old_snapshots_go_unless_a_run_folder_names_them(root: Path, take: Calla
         found.append(take())
         os.utime(found[-1] / MARKER, (0, 0))
         if number == 1:
-            (run / copies.LINK).symlink_to(found[-1])
+            (run / old_copies.LINK).symlink_to(found[-1])
     assert [path.exists() for path in found] == [False, True, False, True]
+    (other := tmp_path / "other").mkdir()
+    (other / "train.py").write_text("another project")
+    assert take(of=other).exists()
+    assert [path.exists() for path in found] == [False, True, False, False]
+
+
+def test_what_a_killed_command_has_left_is_deleted_a_day_later(root: Path, take: Callable[..., Path]):
+    left = [take().parent / name for name in (".part-old", ".part-new")]
+    for folder, age_s in zip(left, (90000, 80000), strict=True):
+        folder.mkdir()
+        (folder / MARKER).write_text("the last file before the name")
+        os.utime(folder, (time.time() - age_s,) * 2)
+    (root / "train.py").write_text("changed")
+    take()
+    assert [folder.exists() for folder in left] == [False, True]
 
 
 def test_a_snapshot_that_cannot_be_written_is_one_message(root: Path, tmp_path: Path):

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -57,9 +56,19 @@ def index_of(project: str) -> dict[str, Any]:
     return {"files": {}}
 
 
-def write_index(project: str, files: Mapping[str, CodeFile], listed: Mapping[str, str], last: str) -> None:
-    """Write what the next ``index_of`` returns; ``last`` is the name of the snapshot that has these files."""
-    limit_ns = time.time_ns() - _SAME_MOMENT_NS
+def write_index(
+    project: str, files: Mapping[str, CodeFile], listed: Mapping[str, str], last: str, begun_ns: int
+) -> None:
+    """Write what the next ``index_of`` returns.
+
+    Args:
+        project: as there.
+        files: by path, how they were listed.
+        listed: by path, the hashes of what was read later.
+        last: the name of the snapshot that has these files.
+        begun_ns: when the first was read, in nanoseconds since 1970.
+    """
+    limit_ns = begun_ns - _SAME_MOMENT_NS
     known = {
         path: (*_state(file), listed[path])
         for path, file in files.items()

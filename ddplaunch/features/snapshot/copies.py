@@ -17,15 +17,16 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.snapshot import code_files, content
+from ddplaunch.features.snapshot import code_files, content, old_copies
 from ddplaunch.features.snapshot.records import MARKER
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_result import CodeOfRun
+from ddplaunch.system import signals
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
@@ -34,14 +35,8 @@ if TYPE_CHECKING:
 
 FOLDER = "snapshots"
 DIFF = ".ddplaunch-snapshot.diff"
-LINK = "code"
-"""In a run folder, a link to its snapshot: as long as it is there, the snapshot is kept."""
-
 _MAX_DIFF_BYTES = 10 << 20
 _TRIES = 3
-_KEEP_S = 7 * 86400.0
-"""So long after its last use, a snapshot is kept that no run folder names."""
-
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOENT, errno.ENOSYS)
 
 
@@ -110,7 +105,8 @@ def take(repository: Repository, include: Sequence[str], base: str) -> str:
         for _ in range(_TRIES):
             files = code_files.of_run(repository, include, (os.path.realpath(base),))
             try:
-                return _taken(repository, files, project)
+                with signals.ctrl_c_raises():
+                    return _taken(repository, files, project)
             except content.Changed as error:
                 changed = error.path
         raise LaunchError(f"--snapshot: {quote(changed)} changes while it is copied", "Try again when it does not.")
@@ -132,7 +128,7 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
         content.Changed: they have.
         OSError: it cannot be written.
     """
-    root, index = repository.root, content.index_of(project)
+    root, index, begun_ns = repository.root, content.index_of(project), time.time_ns()
     listed = content.hashes_of(root, files, index)
     of_files = [(path, files[path].mode & 0o100, each) for path, each in listed.items()]
     own_hash = content.hash_of(json.dumps(of_files).encode())
@@ -148,7 +144,8 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
         if changed:
             raise content.Changed(changed.path)
 
-    if os.path.isdir(folder):
+    if os.path.exists(marker := os.path.join(folder, MARKER)):
+        os.utime(marker)  # From now on nobody deletes it as an old one.
         repair(folder, facts(folder), copy)
     else:
         diff = code_files.diff(repository, _MAX_DIFF_BYTES)
@@ -163,10 +160,9 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
         )
         written = {DIFF: diff, MARKER: json.dumps(vars(found)).encode()}
         build(folder, found, written, os.path.join(project, str(index.get("last"))), copy, check)
-        delete_old(project)
+        old_copies.delete_old(os.path.dirname(project))
     _link_others(root, folder, files)
-    os.utime(os.path.join(folder, MARKER))
-    content.write_index(project, files, listed, name)
+    content.write_index(project, files, listed, name, begun_ns)
     return folder
 
 
@@ -212,7 +208,7 @@ def build(
     earlier: Mapping[str, Any] = {}
     with contextlib.suppress(LaunchError):
         earlier = facts(previous).files
-    part = tempfile.mkdtemp(prefix=".part-", dir=os.path.dirname(folder))
+    part = tempfile.mkdtemp(prefix=old_copies.PART, dir=os.path.dirname(folder))
     try:
         folders = _folders_of(found.files)
         for each in sorted(folders):
@@ -239,6 +235,8 @@ def build(
 
 def _name(part: str, folder: str) -> None:
     """Give the snapshot its name, unless another command has made the same meanwhile."""
+    if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, MARKER)):
+        old_copies.delete(folder)  # What somebody has left of it.
     try:
         os.rename(part, folder)
     except OSError as error:
@@ -313,17 +311,23 @@ def damaged(folder: str, found: Facts) -> list[str]:
 
 
 def repair(folder: str, found: Facts, copy: Copy) -> None:
-    """Copy again what a worker or the user has changed in the snapshot."""
+    """Copy again what a worker or the user has changed in the snapshot.
+
+    Raises:
+        LaunchError: a file has become a folder, or a folder a file.
+    """
     for path in damaged(folder, found):
         parent, noted = os.path.join(folder, os.path.dirname(path)), found.files[path]
-        os.makedirs(parent, exist_ok=True)
-        part = os.path.join(parent, f".part-{os.urandom(6).hex()}")
+        part = os.path.join(parent, f"{old_copies.PART}{os.urandom(6).hex()}")
         try:
+            os.makedirs(parent, exist_ok=True)
             if len(noted) == 1:
                 os.symlink(noted[0], part)
             else:
                 copy(path, noted, part)
             os.replace(part, os.path.join(folder, path))
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            _refuse(folder)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(part)
@@ -333,11 +337,12 @@ def _link_others(root: str, folder: str, files: Iterable[str]) -> None:
     """Link what is beside the code and is not copied; links of an earlier time whose file is gone are removed."""
     for parent, names in _folders_of(files).items():
         here = os.path.join(folder, parent)
-        others = {entry.name for entry in _scan(os.path.join(root, parent))} - names - {".git", "__pycache__"}
-        found = {entry.name for entry in _scan(here)} - names
+        others = {entry.name for entry in old_copies.scan(os.path.join(root, parent))} - names - {".git", "__pycache__"}
+        found = {entry.name for entry in old_copies.scan(here)} - names
         for name in found - others:
             if os.path.islink(os.path.join(here, name)):
-                os.unlink(os.path.join(here, name))
+                with contextlib.suppress(FileNotFoundError):  # Another command has removed it.
+                    os.unlink(os.path.join(here, name))
         for name in others - found:
             with contextlib.suppress(FileExistsError):  # Another command has made it.
                 os.symlink(os.path.join(root, parent, name), os.path.join(here, name))
@@ -365,36 +370,3 @@ def written(folder: str) -> list[str]:
         if entry.name not in names and entry.name not in own and not os.path.islink(entry.path)
     ]
     return [*damaged(folder, found), *added]
-
-
-# Old snapshots.
-
-
-def delete_old(project: str) -> None:
-    """Delete the snapshots that no run folder names, and that were not used for ``_KEEP_S``. Errors are ignored."""
-    base = os.path.dirname(os.path.dirname(project))
-    with contextlib.suppress(OSError):
-        used = set(_used(base))
-        for entry in list(os.scandir(project)):
-            if entry.is_dir(follow_symlinks=False) and entry.path not in used and _is_old(entry):
-                shutil.rmtree(entry.path, ignore_errors=True)
-
-
-def _used(base: str) -> Iterator[str]:
-    for run in os.scandir(base):
-        for folder in (run.path, *(each.path for each in _scan(run.path))):
-            with contextlib.suppress(OSError):
-                yield os.path.realpath(os.readlink(os.path.join(folder, LINK)))
-
-
-def _scan(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        return list(os.scandir(folder))
-    except OSError:
-        return []
-
-
-def _is_old(entry: os.DirEntry[str]) -> bool:
-    marker = os.path.join(entry.path, MARKER)
-    last_use_s = os.stat(marker).st_mtime if os.path.exists(marker) else entry.stat().st_mtime
-    return time.time() - last_use_s > _KEEP_S

@@ -35,14 +35,14 @@ class SnapshotWatch(Watch):
     """The snapshot of this launcher, and what other nodes say of theirs."""
 
     def __init__(self, run: RunServices, folder: str) -> None:
-        from ddplaunch.features.snapshot import copies  # Only a run with a snapshot loads what it needs.
+        from ddplaunch.features.snapshot import copies, old_copies  # Only a run with a snapshot loads what it needs.
 
         self._messages, self._folder, self._facts, self._copies = run.messages, folder, copies.facts(folder), copies
         self._is_sent = run.config.sync and not run.config.is_local
         self._others: dict[int, str] = {}
         if run_folder := run.folder():
-            with kept_files.noting(run_folder / copies.LINK):
-                os.symlink(folder, run_folder / copies.LINK)
+            with kept_files.noting(run_folder / old_copies.LINK):
+                os.symlink(folder, run_folder / old_copies.LINK)
             with kept_files.noting(run_folder / _DIFF):
                 if os.path.getsize(os.path.join(folder, copies.DIFF)):
                     shutil.copyfile(os.path.join(folder, copies.DIFF), run_folder / _DIFF)

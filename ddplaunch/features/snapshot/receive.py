@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.snapshot import content, copies
+from ddplaunch.features.snapshot import content, copies, old_copies
 from ddplaunch.features.snapshot.copies import Facts
 from ddplaunch.features.snapshot.queries import MAX_WANTED, ROUND_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
 from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
@@ -80,7 +80,8 @@ def _answer(query: MakeCopy) -> CopyAnswer:
     project, marker = _project(query.project), _received(query.project, query.marker)
     folder = os.path.join(project, query.name)
     os.makedirs(project, mode=0o700, exist_ok=True)
-    if os.path.isdir(folder):
+    if is_here := os.path.exists(os.path.join(folder, MARKER)):
+        os.utime(os.path.join(folder, MARKER))  # From now on nobody deletes it as an old one.
         found = copies.facts(folder)
         missing = copies.damaged(folder, found)
     elif os.path.exists(marker):
@@ -96,15 +97,14 @@ def _answer(query: MakeCopy) -> CopyAnswer:
         with kept_files.open_regular(sources[noted[2]], os.O_NOFOLLOW) as source:
             copies.copy_of(source, path, noted, to)
 
-    if os.path.isdir(folder):
+    if is_here:
         copies.repair(folder, found, copy)
     else:
         with open(marker, "rb") as file:
             copies.build(folder, found, {MARKER: file.read()}, _newest(project), copy)
-    os.utime(os.path.join(folder, MARKER))
     _link_work(folder, os.path.join(os.path.expanduser(HOME_BASE), "work", query.project), query.cwd, found)
     shutil.rmtree(os.path.join(project, _RECEIVED), ignore_errors=True)
-    copies.delete_old(project)
+    old_copies.delete_old(os.path.dirname(project))
     return CopyAnswer(links=tuple(_dangling(folder, found)))
 
 
