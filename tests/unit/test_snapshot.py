@@ -21,7 +21,7 @@ from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.config import LaunchConfig, OutputConfig
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.snapshot import agent, choice, code_files, content, copies, old_copies, worker
-from ddplaunch.features.snapshot.records import MARKER
+from ddplaunch.features.snapshot.records import DIFF, MARKER
 from ddplaunch.system.files import kept_files
 from tests.support.configs import agent_spec
 from tests.support.repositories import git, repository
@@ -85,7 +85,7 @@ def test_equal_code_is_one_snapshot_and_changed_code_shares_its_other_files(root
     assert (first / "train.py").read_text() == "print(1)\n"
     assert os.path.samefile(first / "lib/a.py", second / "lib/a.py")
     assert (second / "b.log").is_symlink()
-    assert "+print(2)" in (second / copies.DIFF).read_text()
+    assert "+print(2)" in (second / DIFF).read_text()
     git(root, "commit", "--quiet", "--all", "--message=second")
     third = take()
     assert copies.facts(str(third)).modified == 0
@@ -167,14 +167,32 @@ def test_names_and_links_of_all_kinds(root: Path, take: Callable[..., Path], tmp
     for name in names:
         (root / name).write_text("n")
     links = {"out": "../outside", "abs": str(root / "lib/a.py"), "in": "lib/a.py", "ignored": "data/x", "up": "lib"}
-    links |= {"gone": "nowhere", "self": "."}
+    links |= {"gone": "nowhere", "self": ".", "deep": "up/a.py", "loop": "loop"}
     for name, target in links.items():
         (root / name).symlink_to(target)
     found = tree(take())
     assert all(found[os.fsencode(name).decode("utf-8", "backslashreplace")] == "n" for name in names)
     expected = {"out": tmp_path / "outside", "ignored": root / "data/x", "gone": root / "nowhere"}
-    expected |= {"abs": "lib/a.py", "in": "lib/a.py", "up": "lib", "self": "."}
+    expected |= {"abs": "lib/a.py", "in": "lib/a.py", "up": "lib", "self": ".", "deep": "lib/a.py", "loop": "loop"}
     assert {name: found[name] for name in links} == {name: f"-> {target}" for name, target in expected.items()}
+
+
+def test_a_snapshot_is_code_like_any_other_and_the_name_of_a_folder_may_be_long(
+    root: Path, take: Callable[..., Path], tmp_path: Path
+):
+    again = take(of=take())
+    assert tree(again)["train.py"] == "print(1)\n"
+    (folder := tmp_path / ("\N{SNOWMAN}" * 80)).mkdir()
+    (folder / "train.py").write_text("1")
+    assert tree(take(of=folder)) == {"train.py": "1"}
+
+
+def test_variables_with_which_git_starts_a_hook_have_no_effect(
+    root: Path, take: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE"):
+        monkeypatch.setenv(name, "/none")
+    assert copies.facts(str(take())).commit
 
 
 def test_submodules_are_copied_and_files_that_git_only_remembers_are_not(root: Path, take: Callable[..., Path]):
@@ -186,6 +204,13 @@ def test_submodules_are_copied_and_files_that_git_only_remembers_are_not(root: P
     assert found["sub/s.py"] == "S"
     assert found["sub/x.tmp"] == f"-> {root / 'sub/x.tmp'}"
     assert "lib/a.py" not in found
+
+
+def test_a_submodule_has_a_ddplaunchignore_of_its_own(root: Path, take: Callable[..., Path]):
+    repository(root / "sub", {"s.py": "S", "big.bin": "B", ".ddplaunchignore": "*.bin"})
+    found = tree(take())
+    assert found["sub/s.py"] == "S"
+    assert found["sub/big.bin"] == f"-> {root / 'sub/big.bin'}"
 
 
 def test_ddplaunchignore_and_include_have_the_last_word(root: Path, take: Callable[..., Path]):
@@ -220,6 +245,22 @@ def test_logs_in_the_folder_of_the_code_are_no_code(root: Path):
     for _ in range(2):
         found = Path(copies.take(code_files.repository_of(str(root / "lib")), (), str(base)))
     assert sorted(tree(found)) == sorted([".gitignore", "lib/a.py", "run.sh", "train.py", "data", "logs", "old"])
+
+
+def test_logs_that_are_the_folder_of_the_code_are_no_code(root: Path):
+    found = [Path(copies.take(code_files.repository_of(str(root)), (), str(root))) for _ in range(2)]
+    assert found[0] == found[1]
+    assert tree(found[0])["snapshots"] == f"-> {root / 'snapshots'}"
+
+
+def test_all_modified_files_are_counted_though_the_differences_are_cut(
+    root: Path, take: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(copies, "_MAX_DIFF_BYTES", 100)
+    for path in ("train.py", "lib/a.py", "run.sh"):
+        (root / path).write_text("changed")
+    found = take()
+    assert (copies.facts(str(found)).modified, (found / DIFF).stat().st_size) == (3, 100)
 
 
 @pytest.mark.parametrize(

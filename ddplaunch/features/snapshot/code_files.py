@@ -14,17 +14,21 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.features.snapshot.records import MARKER
+from ddplaunch.features.snapshot.records import DIFF, MARKER
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import plural, quote, size
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 100_000
 IGNORE_FILE = ".ddplaunchignore"
-"""In the root: names, as in .gitignore, what is not copied though git has it."""
+"""In the root, also in that of a submodule: names, as in .gitignore, what is not copied though git has it."""
 
-_NOT_CODE = ("__pycache__", ".git", MARKER)
-_OF_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+_NOT_CODE = ("__pycache__", ".git", MARKER, DIFF)
+_OF_REPOSITORY = (
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE"),
+)
+"""Set by git for a hook: they would name another repository."""
 
 
 class Repository(NamedTuple):
@@ -76,12 +80,12 @@ def repository_of(folder: str) -> Repository:
     return Repository(found, True, commit.decode().strip(), os.fsdecode(branch).strip())
 
 
-def diff(repository: Repository, max_bytes: int) -> bytes:
-    """What differs from the commit, as ``git diff`` shows it; at most ``max_bytes``. Empty without a commit."""
+def diff(repository: Repository) -> bytes:
+    """What differs from the commit, as ``git diff`` shows it. Empty without a commit."""
     if not repository.commit:
         return b""
     _, text, _ = _run_git(repository.root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", repository.commit)
-    return text[:max_bytes]
+    return text
 
 
 def changed_since(folder: str, time_ns: int) -> list[str]:
@@ -139,8 +143,7 @@ def _listed(repository: Repository) -> Iterator[CodeFile]:
 
 def _listed_by_git(root: str, prefix: str, variables: dict[str, str]) -> Iterator[CodeFile]:
     folder = os.path.join(root, prefix)
-    has_ignore_file = not prefix and os.path.isfile(os.path.join(root, IGNORE_FILE))
-    more = (f"--exclude-from={IGNORE_FILE}",) if has_ignore_file else ()
+    more = (f"--exclude-from={IGNORE_FILE}",) if os.path.isfile(os.path.join(folder, IGNORE_FILE)) else ()
     command = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard", *more)
     dropped = set(_git(folder, "ls-files", "-z", "-c", "-i", *more, more=variables).split(b"\0")) if more else ()
     for line in _git(folder, *command, more=variables).split(b"\0"):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.snapshot import code_files, content, old_copies
-from ddplaunch.features.snapshot.records import MARKER
+from ddplaunch.features.snapshot.records import DIFF, MARKER
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_result import CodeOfRun
 from ddplaunch.system import signals
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from ddplaunch.features.snapshot.code_files import CodeFile, Repository
 
 FOLDER = "snapshots"
-DIFF = ".ddplaunch-snapshot.diff"
 _MAX_DIFF_BYTES = 10 << 20
+_MAX_NAME = 40
+"""Characters, in UTF-8 up to four bytes each: a name has at most 255."""
+
 _TRIES = 3
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOENT, errno.ENOSYS)
 
@@ -97,13 +99,13 @@ def take(repository: Repository, include: Sequence[str], base: str) -> str:
         LaunchError: it cannot be taken; nothing of it is left. UsageError, as ``code_files.of_run``.
     """
     root = repository.root
-    name = f"{os.path.basename(root)}-{content.hash_of(os.fsencode(root))[:8]}"
-    project = os.path.join(base, FOLDER, name)
+    name = f"{os.path.basename(root)[:_MAX_NAME]}-{content.hash_of(os.fsencode(root))[:8]}"
+    snapshots = os.path.join(os.path.realpath(base), FOLDER)
+    project = os.path.join(snapshots, name)
     try:
         os.makedirs(project, mode=0o700, exist_ok=True)
-        project = os.path.realpath(project)
         for _ in range(_TRIES):
-            files = code_files.of_run(repository, include, (os.path.realpath(base),))
+            files = code_files.of_run(repository, include, (os.path.dirname(snapshots), snapshots))
             try:
                 with signals.ctrl_c_raises():
                     return _taken(repository, files, project)
@@ -148,7 +150,7 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
         os.utime(marker)  # From now on nobody deletes it as an old one.
         repair(folder, facts(folder), copy)
     else:
-        diff = code_files.diff(repository, _MAX_DIFF_BYTES)
+        diff = code_files.diff(repository)
         found = Facts(
             root=root,
             commit=repository.commit,
@@ -158,7 +160,7 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
             content=own_hash,
             files=_noted(root, files, listed),
         )
-        written = {DIFF: diff, MARKER: json.dumps(vars(found)).encode()}
+        written = {DIFF: diff[:_MAX_DIFF_BYTES], MARKER: json.dumps(vars(found)).encode()}
         build(folder, found, written, os.path.join(project, str(index.get("last"))), copy, check)
         old_copies.delete_old(os.path.dirname(project))
     _link_others(root, folder, files)
@@ -249,8 +251,10 @@ def _target(root: str, file: CodeFile, copied: Collection[str]) -> str:
     """Where a link of the code leads in a snapshot: what is copied is in the snapshot, all else where it was."""
     folder = os.path.join(root, os.path.dirname(file.path))
     full = os.path.normpath(os.path.join(folder, file.target))
-    inside = os.path.relpath(full, root).removeprefix(".")  # The root itself is the folder "".
-    return os.path.relpath(full, folder) if inside in copied else full
+    for found in (full, os.path.realpath(full)):  # The way may lead through other links of the code.
+        if os.path.relpath(found, root).removeprefix(".") in copied:  # The root itself is the folder "".
+            return os.path.relpath(found, folder)
+    return full
 
 
 def linked(source: str, noted: Sequence[Any], to: str) -> bool:

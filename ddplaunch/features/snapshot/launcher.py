@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError, Level
-from ddplaunch.features.snapshot.records import SnapshotUsed
+from ddplaunch.features.snapshot.records import DIFF, SnapshotUsed
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.files import kept_files
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.run_result import RunResult
 
-_DIFF = "code.diff"
+_CODE_DIFF = "code.diff"
 
 
 class SnapshotWatch(Watch):
@@ -43,9 +43,9 @@ class SnapshotWatch(Watch):
         if run_folder := run.folder():
             with kept_files.noting(run_folder / old_copies.LINK):
                 os.symlink(folder, run_folder / old_copies.LINK)
-            with kept_files.noting(run_folder / _DIFF):
-                if os.path.getsize(os.path.join(folder, copies.DIFF)):
-                    shutil.copyfile(os.path.join(folder, copies.DIFF), run_folder / _DIFF)
+            with kept_files.noting(run_folder / _CODE_DIFF):
+                if os.path.getsize(os.path.join(folder, DIFF)):
+                    shutil.copyfile(os.path.join(folder, DIFF), run_folder / _CODE_DIFF)
 
     def on_report(self, node_index: int, participants: Sequence[int], report: Report) -> None:
         """A node has said which code it runs."""

@@ -12,6 +12,9 @@ HOME_BASE = "~/.local/state/ddplaunch"
 MARKER = ".ddplaunch-snapshot.json"
 """File in a snapshot with its facts, ``copies.Facts``; a folder without it is no snapshot."""
 
+DIFF = ".ddplaunch-snapshot.diff"
+"""File in a snapshot with what differs from the commit."""
+
 
 @dataclass(frozen=True)
 class SnapshotUsed(Report):
