@@ -15,7 +15,7 @@ from tests.support import nodes, slurm
 FOLDER = Path(__file__).parents[2] / "scripts" / "bench"
 STUB_IS_ENOUGH = {
     *("detach", "hangs", "hosts", "idle", "late_gpu_memory", "logins", "nodes"),
-    *("output", "page", "scale", "silent_dns", "srun"),
+    *("output", "page", "scale", "silent_dns", "snapshot", "srun", "sync"),
 }
 """Their jobs, and they themselves, use nothing of torch."""
 
@@ -27,6 +27,7 @@ LAST_WORDS = {
     "sample_cost": "with samples / without",
     "silent_dns": "with a silent name server",
     "slow_ranks": "with --hang-report off",
+    "sync": "one file has changed",
     "warm": "launcher killed",
 }
 """What a benchmark without a table prints last."""
@@ -36,7 +37,7 @@ def why_not(name: str) -> str:
     """What is missing here for this benchmark; empty if nothing is."""
     if name == "late_gpu_memory" and not shutil.which("gcc"):
         return "no gcc"
-    if name in ("hosts", "logins", "nodes", "silent_dns", "srun", "warm"):
+    if name in ("hosts", "logins", "nodes", "silent_dns", "srun", "sync", "warm"):
         return nodes.why_not() or (slurm.why_not() if name == "srun" else "")
     return ""
 

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_a_host_gets_only_what_it_does_not_have(root: Path, host: Path):
 
 def test_a_transfer_that_was_cut_off_goes_on_where_it_was(root: Path, monkeypatch: pytest.MonkeyPatch):
     (root / "big.bin").write_bytes(big := os.urandom(1000))
-    monkeypatch.setattr(hosts, "_PART_BYTES", 100)
+    monkeypatch.setattr(hosts, "PART_BYTES", 100)
     monkeypatch.setattr(receive, "ROUND_BYTES", 300)
     cut = Sender(root)
     cut.change = lambda part: None if part.size == 1000 and part.offset >= 500 else part
@@ -124,7 +125,7 @@ def test_what_arrives_damaged_is_asked_for_again(root: Path):
     def damage(part: PutPart) -> PutPart:
         is_first = part.hash not in seen
         seen.add(part.hash)
-        return replace(part, data=base64.b64encode(b"x" * part.size).decode()) if is_first else part
+        return replace(part, data=base64.b64encode(zlib.compress(b"x" * part.size)).decode()) if is_first else part
 
     sender.change = damage
     assert sender.run() == CopyAnswer()

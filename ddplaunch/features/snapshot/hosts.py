@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, StartNotice
 from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries, query_transport
 from ddplaunch.features.snapshot import content, copies
-from ddplaunch.features.snapshot.queries import CopyAnswer, MakeCopy, PutPart, Wanted
+from ddplaunch.features.snapshot.queries import PART_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
 from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
 from ddplaunch.text import quote, size
 from ddplaunch.transport.failures import HostFailure, failures_table
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 600.0
 """For the parts of one round, over a slow link, and the copy that is made of them."""
-
-_PART_BYTES = 512 << 10
 
 
 def paths(folder: str) -> tuple[str, str]:
@@ -100,9 +99,9 @@ def _parts(project: str, files: dict[str, str], wanted: Wanted) -> Iterator[PutP
         raise LaunchError(f"a host asks for a file that is not in the snapshot: {quote(wanted.hash)}")
     with open(path, "rb") as file:
         end, nbytes = wanted.offset + wanted.nbytes, os.fstat(file.fileno()).st_size
-        for offset in range(wanted.offset, max(end, wanted.offset + 1), _PART_BYTES):
-            data = os.pread(file.fileno(), min(_PART_BYTES, end - offset), offset)
-            yield PutPart(project, wanted.hash, offset, nbytes, base64.b64encode(data).decode())
+        for offset in range(wanted.offset, max(end, wanted.offset + 1), PART_BYTES):
+            data = os.pread(file.fileno(), min(PART_BYTES, end - offset), offset)
+            yield PutPart(project, wanted.hash, offset, nbytes, base64.b64encode(zlib.compress(data, 1)).decode())
 
 
 def on_hosts(config: LaunchConfig, folder: str, cwd: str) -> LaunchConfig:

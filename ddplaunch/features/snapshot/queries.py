@@ -12,6 +12,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import FolderName, Limit, OneLine, Size, at_most
 
 MAX_WANTED = 10_000
+PART_BYTES = 512 << 10
 ROUND_BYTES = 8 << 20
 """So many bytes are asked for at once: no more are in memory on the way."""
 
@@ -40,7 +41,10 @@ class MakeCopy:
 
 @dataclass(frozen=True)
 class PutPart:
-    """Command to agent: bytes of the file with this hash, from ``offset`` on, in base64; the file has ``size``."""
+    """Command to agent: bytes of the file with this hash, from ``offset`` on; the file has ``size``.
+
+    ``data``: these bytes, up to ``PART_BYTES`` of them, compressed by zlib, in base64.
+    """
 
     project: FolderName
     hash: Hash

@@ -13,13 +13,23 @@ import json
 import os
 import re
 import shutil
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.snapshot import content, copies, old_copies
 from ddplaunch.features.snapshot.copies import Facts
-from ddplaunch.features.snapshot.queries import MAX_WANTED, ROUND_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
+from ddplaunch.features.snapshot.queries import (
+    MAX_WANTED,
+    PART_BYTES,
+    ROUND_BYTES,
+    CopyAnswer,
+    MakeCopy,
+    PutPart,
+    Wanted,
+)
 from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
@@ -39,7 +49,7 @@ def serve(query: MakeCopy | PutPart, _stream: BinaryIO, outbox: Any) -> None:
         answer = CopyAnswer(problem=_problems.pop()) if _problems else _answer(query)
     except OSError as error:
         answer = CopyAnswer(problem=quote(f"{error.filename or HOME_BASE}: {error.strerror}", 1000))
-    except (LaunchError, ValueError, KeyError, TypeError) as error:
+    except (LaunchError, ValueError, KeyError, TypeError, zlib.error) as error:
         answer = CopyAnswer(problem=quote(str(error), 1000))
     if isinstance(query, PutPart):
         _problems.append(answer.problem)
@@ -62,7 +72,7 @@ def _keep(part: PutPart) -> None:
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     fd = os.open(f"{path}.part", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "r+b") as file:
-        data = base64.b64decode(part.data)
+        data = zlib.decompressobj().decompress(base64.b64decode(part.data), PART_BYTES)
         file.seek(part.offset)
         file.write(data)
         if part.offset + len(data) < part.size:
@@ -78,7 +88,7 @@ def _keep(part: PutPart) -> None:
 
 def _answer(query: MakeCopy) -> CopyAnswer:
     project, marker = _project(query.project), _received(query.project, query.marker)
-    folder = os.path.join(project, query.name)
+    folder, received = os.path.join(project, query.name), os.path.join(project, _RECEIVED, "")
     os.makedirs(project, mode=0o700, exist_ok=True)
     if is_here := os.path.exists(os.path.join(folder, MARKER)):
         os.utime(os.path.join(folder, MARKER))  # From now on nobody deletes it as an old one.
@@ -93,7 +103,14 @@ def _answer(query: MakeCopy) -> CopyAnswer:
     if wanted := _all_wanted(query.project, [found.files[path] for path in missing], sources):
         return CopyAnswer(wanted)
 
+    uses = Counter(noted[2] for noted in found.files.values() if len(noted) > 1)
+
     def copy(path: str, noted: Sequence[Any], to: str) -> None:
+        if uses[noted[2]] == 1 and sources[noted[2]].startswith(received):
+            os.chmod(sources[noted[2]], noted[3])
+            os.utime(sources[noted[2]], ns=(noted[1], noted[1]))
+            if copies.linked(sources[noted[2]], noted, to):
+                return
         with kept_files.open_regular(sources[noted[2]], os.O_NOFOLLOW) as source:
             copies.copy_of(source, path, noted, to)
 
