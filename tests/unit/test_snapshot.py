@@ -476,6 +476,31 @@ def test_a_snapshot_of_the_user_is_run_though_the_code_has_changed(root: Path, c
         agent.begin(agent_spec(host="gpu1", texts={"snapshot": '{"copy": "/none"}'}), print)
 
 
+def test_a_snapshot_is_found_by_a_relative_path_and_by_that_of_a_script_in_it(
+    root: Path, config: LaunchConfig, monkeypatch: pytest.MonkeyPatch
+):
+    taken = choice.at_start(config).code
+    assert taken
+    monkeypatch.chdir(Path(taken).parent)
+    link = Path("link")
+    link.symlink_to(taken)
+    for code in (Path(taken).name, "link"):
+        used = choice.at_start(replace(config, snapshot=False, code=code, chdir=str(root)))
+        assert (used.code, used.script) == (taken, f"{taken}/lib/a.py")
+    used = choice.at_start(replace(config, snapshot=False, code=taken, script=f"{taken}/lib/a.py"))
+    assert used.script == f"{taken}/lib/a.py"
+
+
+def test_a_script_that_is_missing_or_leads_out_of_the_code_is_told(root: Path, config: LaunchConfig, tmp_path: Path):
+    for script in ("lib/none.py", "none/a.py"):
+        with pytest.raises(LaunchError, match=f"^{script}: no such file on"):
+            choice.at_start(replace(config, script=script))
+    (tmp_path / "outside.py").write_text("")
+    (root / "link.py").symlink_to(tmp_path / "outside.py")
+    with pytest.raises(UsageError, match=r"link\.py: is not in the snapshot"):
+        choice.at_start(replace(config, script="link.py"))
+
+
 def test_what_is_not_in_the_snapshot_or_no_python_code_is_refused(root: Path, config: LaunchConfig, tmp_path: Path):
     (root / "data/train.py").write_text("")
     with pytest.raises(UsageError, match="is not in the snapshot"):

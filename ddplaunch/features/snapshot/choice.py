@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from ddplaunch.config import NO_LOGS, LaunchConfig
 from ddplaunch.errors import LaunchError, StartNotice, UsageError
 from ddplaunch.features.snapshot import code_files, copies, hosts
+from ddplaunch.launcher import setup
 from ddplaunch.launcher.launch import told_if_slow
-from ddplaunch.system.files import run_folder
+from ddplaunch.system.files import run_folder, script_file
 from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.text import plural, quote
 
@@ -36,7 +37,8 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
     """
     _check(config)
     kept = _of_job(config)
-    folder = config.code or (os.path.realpath(kept) if kept and os.path.exists(kept) else _new(config))
+    used = config.code or kept
+    folder = os.path.realpath(used) if config.code or os.path.exists(kept) else _new(config)
     found = _facts(folder)
     if kept and not config.code:
         _note(kept, folder)
@@ -69,6 +71,8 @@ def _check(config: LaunchConfig) -> None:
 
 
 def _new(config: LaunchConfig) -> str:
+    if config.script_file:
+        script_file.check_readable(os.path.join(config.chdir or "", config.script_file), setup.local_host_name())
     include = tuple(map(os.path.abspath, config.snapshot_include))
     base = _base(config)
     with told_if_slow(config, 3.0, f"the code is copied to {base}"):
@@ -91,14 +95,16 @@ def _script_in(folder: str, found: Facts, config: LaunchConfig) -> str:
     """The script's path in the snapshot; of what is no file, as it is."""
     if not config.script_file:
         return config.script
-    path = os.path.join(folder_of_code(config), os.path.basename(config.script_file))
-    inside = os.path.relpath(os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)), found.root)
-    if os.path.lexists(path) and inside not in found.files and f"{inside}/__main__.py" not in found.files:
+    path = os.path.join(os.path.realpath(folder_of_code(config)), os.path.basename(config.script_file))
+    script = os.path.join(folder, os.path.relpath(path, folder if path.startswith(folder + "/") else found.root))
+    file = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
+    is_copied = os.path.exists(file) and os.path.realpath(file).startswith(folder + "/")
+    if os.path.lexists(path) and not is_copied:
         raise UsageError(
             f"{quote(config.script, 500)}: is not in the snapshot of {quote(found.root, 500)}",
-            "--snapshot-include takes a file into it that git ignores.",
+            "--snapshot-include takes a file into it that git ignores. A link must lead to a file of the code.",
         )
-    return os.path.join(folder, inside)
+    return script
 
 
 # A job that SLURM starts again.
