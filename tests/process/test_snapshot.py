@@ -57,6 +57,24 @@ def test_a_restart_runs_the_code_with_which_the_run_has_begun(root: Path, tmp_pa
     assert "what is no code" not in finished.err
 
 
+DELETES = """
+import os, shutil, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    shutil.rmtree(os.getcwd())
+    sys.exit(1)
+import lib.model
+print("runs", lib.model.VERSION)
+"""
+
+
+@pytest.mark.parametrize("how", [("train.py",), ("--start-method", "spawn", "train.py")])
+def test_a_restart_runs_the_code_though_all_of_it_was_deleted(root: Path, tmp_path: Path, how: tuple[str, ...]):
+    (root / "train.py").write_text(DELETES)
+    finished = run("--max-restarts", "1", "--snapshot", "--log-dir", tmp_path / "logs", *how, cwd=root)
+    assert "runs first" in finished.out, finished.err
+    assert finished.returncode == 0
+
+
 def test_folders_that_the_script_adds_to_the_path_are_those_of_the_snapshot(root: Path, tmp_path: Path):
     (root / "scripts").mkdir()
     adds = "sys.path += ['.', 'src', str(pathlib.Path.cwd()), '/usr/none']"

@@ -48,7 +48,10 @@ class RunsSnapshot(WorkerPart):
 
     def _copy_of(self, path: str) -> str:
         """The copy of a file or folder; the path itself if it is not copied, as what git ignores."""
-        real = os.path.realpath(path)  # Of an empty path the working directory, as ``sys.path`` means it.
+        try:
+            real = os.path.realpath(path)  # Of an empty path the working directory, as ``sys.path`` means it.
+        except FileNotFoundError:  # That was deleted.
+            return path
         for root in self._roots:
             copy = self._copy + real[len(root) :]
             is_inside = real == root or real.startswith(root + "/")
