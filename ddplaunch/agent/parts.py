@@ -32,8 +32,9 @@ class NodeServices:
     """What an agent offers its rendezvous and its parts. Its only subclass is ``Agent``, which they must not import.
 
     Attributes:
-        spec: what the launcher wants of this node. ``WorkerGroup.spec`` also has what nodes have agreed on when they
-            met: the run id, and so the folder, and ``max_restarts``.
+        spec: what the launcher wants of this node. What nodes agree on when they meet is in ``WorkerGroup.spec`` alone:
+            the run id, ``max_restarts``, and ``node_dir``: where each node has a launcher, the node folder is then
+            moved, and ``spec.node_dir`` is where it was.
         placement: the devices and CPUs of the workers.
         forkserver: starts the workers.
         rendezvous: the rounds of the run.
@@ -41,7 +42,8 @@ class NodeServices:
         begun: what features have begun ahead, by name of the feature, see ``begin``.
         outbox: sends records to the launcher.
         post: has the main thread call a function, or posts an event for all parts; any thread may call it.
-        report: sends a report to the launcher that watches the job.
+        report: sends a report to the launcher that watches the job. Where each node has a launcher, it is dropped
+            without a message unless the attempt that it names runs.
         wait: handles events until a condition holds (True), or until a deadline, which may change.
         is_stopping: whether the run, or this node's part in it, is being stopped.
         fail: makes the attempt fail for another reason than a worker's exit.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def prepare(spec: AgentSpec) -> AgentSpec:
-    """``spec`` with the path of this node's interpreter, of a script below this node's home, and of its folder.
+    """``spec`` with the paths of this node's interpreter, of a script below this node's home, and of the node folder.
 
     Creates that folder if the node must. A folder that cannot be created is reported when a worker's log is opened in
     it.
@@ -45,7 +45,7 @@ def prepare(spec: AgentSpec) -> AgentSpec:
 def moved_into_run(
     spec: AgentSpec, ready: MemberReady, names: Sequence[str], send: Callable[[object], None]
 ) -> tuple[AgentSpec, tuple[str, ...]]:
-    """``spec`` with its folder moved to the first of ``names`` that is free, in the folder of the run.
+    """``spec`` with the node folder moved to the first of ``names`` that is free, in the folder of the run.
 
     The launchers of all nodes of a shared disk meet there. The second value is that of ``FirstRoundFormed``. If the
     folder cannot be moved, ``send`` tells that.

@@ -204,7 +204,7 @@ def agent_spec_of_run(
     index: int,
     inherited_fds: Mapping[str, int],
 ) -> AgentSpec:
-    """The AgentSpec of node ``index`` of ``hosts``, with its log folder.
+    """The AgentSpec of node ``index`` of ``hosts``, with its node folder.
 
     ``folder`` is the run's on this machine, None if no files are kept; an agent on another machine makes a folder with
     this name there.

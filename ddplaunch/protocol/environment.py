@@ -30,7 +30,7 @@ FLIGHT_RECORD_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FI
 collective fails or times out. Older versions know only the second."""
 
 FLIGHT_RECORD_FILE = "flight_record_rank_"
-"""Begin of the name of that file in the log folder of the worker; torch appends the rank."""
+"""Begin of the name of that file in the worker's folder; torch appends the rank."""
 
 NAMES: dict[str, str] = {
     "RANK": "number of the worker in the job, 0 to WORLD_SIZE - 1; contiguous on a node",
@@ -98,8 +98,7 @@ def worker_environ(
 ) -> dict[str, str]:
     """The environment of one worker, complete but for the variable of its devices, and those of features.
 
-    ``error_file`` is a path in the log folder of the worker; empty without one. ``request_file`` is there too, or in
-    memory.
+    ``error_file`` is a path in the worker's folder; empty without one. ``request_file`` is there too, or in memory.
     """
     rank = round_.first_rank + local_rank
     env = dict(shared)

@@ -161,7 +161,7 @@ class NodeDetails:
         gpus: models of the GPUs that its workers may use; an empty text for an unknown model.
         python: version of the workers' interpreter; empty if it is not the agent's.
         torch: version of torch in that interpreter; empty if it has none.
-        folder: path of the node's folder for logs; empty: it keeps none. Only this node may be asked for a file in it.
+        folder: path of the node folder; empty: it keeps no files. Only this node may be asked for a file in it.
     """
 
     cpus: Count

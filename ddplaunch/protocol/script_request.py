@@ -13,7 +13,7 @@ from ddplaunch.text import quote
 
 VARIABLE = "DDPLAUNCH_REQUEST_FILE"
 FILE = "request.txt"
-"""Name of the file in the log folder of the worker."""
+"""Name of the file in the worker's folder."""
 
 MAX_BYTES = 64 << 10
 MAX_REASON_CHARS = 500

@@ -43,10 +43,9 @@ class AgentSpec(AgentConfig):
     Attributes:
         host: display name of the node.
         same_python: ``program.python`` is also the interpreter of ddplaunch, so workers may be forked.
-        node_dir: absolute path of this node's folder: the run folder or, with several nodes, a folder in it; None: no
-            files are kept.
-        run_dir_name: on another machine, name of the run folder that the agent creates in ``output.log_dir``; empty: it
-            uses ``node_dir``.
+        node_dir: absolute path of the node folder; None: no files are kept.
+        run_dir_name: on another machine, name of the folder that the agent creates in ``output.log_dir``, and in it the
+            node folder; empty: it uses ``node_dir``.
         stdin_fd: inherited descriptor that becomes the workers' stdin; None: /dev/null.
         stdout_fd: inherited descriptor of the user's terminal, for the only worker of a job; None: a pipe.
         stderr_fd: as ``stdout_fd``, for stderr.

@@ -50,88 +50,37 @@ part = Greeter
 }
 """A feature whose row stands before those of all others that use the agent's socket for workers."""
 
-TELLS_ALL = {
-    "features/tells_all/__init__.py": '"""What one node finds is told to all launchers."""\n',
-    "features/tells_all/records.py": """
-from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine
-from ddplaunch.protocol.launcher_agent import Order, Report
-@dataclass(frozen=True)
-class Found(Report):
-    attempt: Count
-    host: OneLine
-    text: OneLine
-@dataclass(frozen=True)
-class TellLauncher(Order):
-    attempt: Count
-    found_on: OneLine
-    text: OneLine
-@dataclass(frozen=True)
-class FoundOn:
-    found_on: OneLine
-    text: OneLine
-FROM_AGENT = (Found, FoundOn)
-TO_AGENT = (TellLauncher,)
-""",
-    "features/tells_all/agent.py": """
-import os
-from ddplaunch.agent.parts import Part
-from ddplaunch.features.tells_all.records import Found, FoundOn, TellLauncher
-class Finds(Part):
-    def on_attempt(self, group, round_):
-        self._attempt = round_.attempt
-    def on_started(self):
-        if "FINDS" in os.environ:
-            self._node.report(Found(self._attempt, self._node.spec.host, os.environ["FINDS"]))
-    def on_event(self, event):
-        if not isinstance(event, TellLauncher):
-            return False
-        self._node.outbox.send(FoundOn(event.found_on, event.text))
-        return True
-part = Finds
-""",
-    "features/tells_all/launcher.py": """
+WRITES_WHAT_IT_IS_TOLD = """
 import os, pathlib
-from ddplaunch.features.tells_all.records import Found, FoundOn, TellLauncher
-from ddplaunch.launcher.watches import Watch
-class Tells(Watch):
-    def __init__(self, run):
-        self._run, self._found = run, {}
-    def on_report(self, node_index, participants, report):
-        if isinstance(report, Found):
-            self._run.send_to_all(TellLauncher(report.attempt, report.host, report.text))
-    def on_event(self, index, event):
-        if isinstance(event, FoundOn):
-            self._found[event.found_on] = event.text
-            pathlib.Path(os.environ["TOLD"], str(os.getpid())).touch()
-    def page_lines(self, result):
-        return [f"found on {host}: {text}" for host, text in self._found.items()]
-def watches(run):
-    return (Tells(run),)
-""",
-}
-"""The steps of "To the failure page of each launcher" on that page."""
+def on_event(self, index, event, original=CheckpointWatch.on_event):
+    original(self, index, event)
+    for host in self._ages:
+        pathlib.Path(os.environ["TOLD"], f"{os.getpid()}.{host}").touch()
+CheckpointWatch.on_event = on_event
+"""
+"""At the end of the template's module ``launcher``: a file for each launcher and each host of which it is told."""
 
-FAILS_WHEN_BOTH_ARE_TOLD = """
+FAILS_WHEN_TWO_ARE_TOLD = """
 import os, sys, time
 while len(os.listdir(os.environ["TOLD"])) < 2:
     time.sleep(0.02)
-sys.exit("FINDS" not in os.environ)
-"""
-
-WAITS_UNTIL_BOTH_NODES_ARE_NOTED = """
-import os, pathlib, sys, time
-logs = pathlib.Path(sys.argv[1])
-noting = ()
-while sum(file.read_text().count("old_checkpoint") for file in noting) < 2:
-    noting = [*logs.glob("**/events.jsonl")]
-    time.sleep(0.02)
-# Below the folder of the launcher that gets the reports, so that this launcher shows the failure page.
-folder = next(file.parent for file in noting if "old_checkpoint" in file.read_text())
-if folder in pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents:
+if os.environ["RANK"] == sys.argv[1]:
     raise ValueError("enough")
 time.sleep(600)
 """
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package with the template, and beside it a script, an old checkpoint, and a folder for logs."""
+    with (with_feature(tmp_path) / "ddplaunch" / "features" / "checkpoint_age" / "launcher.py").open("a") as watch:
+        watch.write(WRITES_WHAT_IT_IS_TOLD)
+    (tmp_path / "train.py").write_text(FAILS_WHEN_TWO_ARE_TOLD)
+    (tmp_path / "model.pt").touch()
+    os.utime(tmp_path / "model.pt", (0, 1_000_000_000))
+    (tmp_path / "told").mkdir()
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    return tmp_path
 
 
 def with_feature(folder: Path) -> Path:
@@ -170,25 +119,15 @@ def test_a_worker_and_its_agent_talk_for_a_feature_beside_others_that_do(tmp_pat
     assert "there is no terminal" in done.stderr, "the debugger has got its connection"
 
 
-def job_with_old_checkpoint(folder: Path) -> tuple[Path, Path, Path]:
-    """Its script, the checkpoint, and a folder for logs."""
+def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lines_of_the_page(folder: Path) -> None:
     script, checkpoint, logs = folder / "train.py", folder / "model.pt", folder / "logs"
-    script.write_text(WAITS_UNTIL_BOTH_NODES_ARE_NOTED)
-    checkpoint.touch()
-    os.utime(checkpoint, (0, 1_000_000_000))
-    return script, checkpoint, logs
-
-
-def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lines_of_the_page(tmp_path: Path) -> None:
-    folder = with_feature(tmp_path)
-    script, checkpoint, logs = job_with_old_checkpoint(tmp_path)
     options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint", checkpoint)
-    done = run_copy(folder, *options, script, logs)
+    done = run_copy(folder, *options, script, "1")
     assert done.returncode == 1, done.stderr
     assert done.stderr.count(f"there is a checkpoint: {checkpoint}") >= 1, "the part in a worker"
     assert len(re.findall(r"^ddplaunch: node[01] sees an old checkpoint, of .+ ago$", done.stderr, re.MULTILINE)) == 2
     page = done.stderr.partition("the job failed")[2]
-    assert re.findall(r"^the checkpoint on (\S+) is .+ old$", page, re.MULTILINE) == ["node0", "node1"]
+    assert re.findall(r"^the checkpoint on (\S+) was .+ old$", page, re.MULTILINE) == ["node0", "node1"]
     (written,) = logs.glob("*/events.jsonl")
     events = [json.loads(line) for line in written.read_text().splitlines()]
     assert {event["host"] for event in events if event["event"] == "old_checkpoint"} == {"node0", "node1"}
@@ -200,45 +139,28 @@ def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lin
     assert "--checkpoint FILE" in run_copy(folder, "--help").stdout
 
 
-def test_where_each_node_has_a_launcher_the_one_that_watches_the_job_notes_both_nodes(
-    port: int, tmp_path: Path
+@pytest.mark.parametrize(("checkpoints", "fails"), [(("model.pt", "none"), 1), (("none", "model.pt"), 0)])
+def test_what_one_node_finds_is_on_the_failure_page_of_another_nodes_launcher(
+    checkpoints: tuple[str, str], fails: int, port: int, folder: Path
 ) -> None:
-    folder = with_feature(tmp_path)
-    script, checkpoint, logs = job_with_old_checkpoint(tmp_path)
-    meet = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
-    options = (*meet, "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint", checkpoint)
+    """The checkpoint of one node is old, the worker of the other one fails. The first serves the rendezvous."""
+    logs = folder / "logs"
+    meet = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--log-dir", logs)
     with ThreadPoolExecutor() as pool:
-        launchers = [pool.submit(run_copy, folder, "-v", *options, script, logs) for _ in range(2)]
+        launchers = [
+            pool.submit(run_copy, folder, *meet, "--node-rank", rank, "--checkpoint", file, "train.py", str(fails))
+            for rank, file in zip("01", checkpoints, strict=True)
+        ]
         shown = [launcher.result().stderr for launcher in launchers]
     all_shown = "\n\n".join(shown)
     assert "is ignored" not in all_shown
-    assert sorted(each.count("the checkpoint on ") for each in shown) == [0, 2], all_shown
-    assert sorted(each.count("sees an old checkpoint") for each in shown) == [0, 2], all_shown
+    page = shown[fails].partition("the job failed")[2]
+    assert re.findall(r"^the checkpoint on \S+ was .+ old$", page, re.MULTILINE), all_shown
+    assert "the checkpoint on" not in shown[1 - fails]
+    assert [each.count("sees an old checkpoint") for each in shown] == [1, 0], "the launcher that watches the job"
     events = [json.loads(line) for file in logs.rglob("events.jsonl") for line in file.read_text().splitlines()]
-    found = [event for event in events if event["event"] == "old_checkpoint"]
-    assert len(found) == 2
-    assert all(event["host"] and "node" not in event for event in found)
-
-
-def test_what_one_node_finds_is_on_the_failure_page_of_another_nodes_launcher(
-    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first node finds it and serves the rendezvous; the worker of the second one fails."""
-    add(tmp_path, 'Feature("tells_all", ("launcher", "agent", "records"), declares=False)', TELLS_ALL)
-    script, told = tmp_path / "train.py", tmp_path / "told"
-    script.write_text(FAILS_WHEN_BOTH_ARE_TOLD)
-    told.mkdir()
-    monkeypatch.setenv("TOLD", str(told))
-    main = "from ddplaunch.__main__ import main; main()"
-    codes = (f"import os; os.environ['FINDS'] = 'a fan stands still'; {main}", main)
-    meet = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--log-dir", "/dev/null")
-    with ThreadPoolExecutor() as pool:
-        launchers = [
-            pool.submit(run_copy, tmp_path, *meet, "--node-rank", str(rank), script, code=code)
-            for rank, code in enumerate(codes)
-        ]
-        finder, failed = (launcher.result() for launcher in launchers)
-    assert (finder.returncode, failed.returncode) == (1, 1), finder.stderr + failed.stderr
-    page = failed.stderr.partition("the job failed")[2]
-    assert re.findall(r"^found on \S+: a fan stands still$", page, re.MULTILINE), failed.stderr
-    assert "a fan stands still" not in finder.stderr
+    (found,) = (event for event in events if event["event"] == "old_checkpoint")
+    assert found["host"]
+    assert "node" not in found
+    reports = [json.loads(file.read_text()) for file in logs.rglob("report.json")]
+    assert [report["checkpoint_age_s"] > 3600 for report in reports] == [True, True]

@@ -32,7 +32,7 @@ class Worker:
         in_post_mortem: it has raised an exception, and the user debugs that, or is about to.
         stopped_in_post_mortem: it was when the run was stopped.
         reap: reaps the process ``pid``, and returns its returncode. A feature may replace it.
-        request_fd: file in memory for the request of the script; None if it is in the log folder.
+        request_fd: file in memory for the request of the script; None if it is in the worker's folder.
     """
 
     rank: int
@@ -63,7 +63,7 @@ class Worker:
     # The request of the script.
 
     def open_request_file(self) -> str:
-        """Path of the file for the request of the script: in the log folder; without one, in memory.
+        """Path of the file for the request of the script: in the worker's folder; without one, in memory.
 
         Empty if the kernel has no files in memory.
         """

@@ -46,7 +46,7 @@ class WorkerGroup:
     """
 
     def __init__(self, spec: AgentSpec, round_: Round, outbox: Outbox) -> None:
-        """Create the workers' log folders below ``attempt_dir``, unless no logs are kept; no worker runs yet."""
+        """Create the workers' folders below ``attempt_dir``, unless no logs are kept; no worker runs yet."""
         self.spec = spec
         self._round = round_
         self._outbox = outbox

@@ -14,7 +14,7 @@ class FunctionPart(Part):
     """Workers that call a function."""
 
     def for_worker(self, worker: Worker) -> dict[str, str]:
-        """The folder of the worker; empty if it has none."""
+        """The worker's folder; empty if it has none."""
         is_function = self._node.spec.program.entry == "function"
         return {"functions": str(worker.worker_dir or "")} if is_function else {}
 

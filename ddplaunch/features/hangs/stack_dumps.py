@@ -56,7 +56,7 @@ class StackDumps:
     def open(self) -> str:
         """Create the file in memory that gets the stacks; returns the path by which the worker opens it.
 
-        Empty if the kernel has none. A file in the log folder would be empty in nearly every run.
+        Empty if the kernel has none. A file in the worker's folder would be empty in nearly every run.
         """
         with contextlib.suppress(OSError):
             self._fd = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
@@ -80,7 +80,7 @@ class StackDumps:
                 processes.signal_process(worker.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Copy the stacks, if there are some, to the worker's log folder, and free the memory."""
+        """Copy the stacks, if there are some, to the worker's folder, and free the memory."""
         self._written = self._read()
         text, folder = b"".join(self._written), self.worker.worker_dir
         if text and folder:

@@ -35,5 +35,5 @@ CPU seconds of all answers so far; name of a group -> [description, ranks]; a ``
 """
 
 RECORD_FILE = "flight_record.json"
-"""File in the log folder of a worker that has ended by an exception because a peer was gone or had not come: JSON with
+"""File in the folder of a worker that has ended by an exception because a peer was gone or had not come: JSON with
 what a RECORD answer would have said."""

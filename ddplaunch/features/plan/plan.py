@@ -120,7 +120,7 @@ def _depends_on(config: LaunchConfig, counts: Sequence[int | None]) -> str:
 
 
 def _spec(config: LaunchConfig, hosts: Sequence[str], index: int) -> AgentSpec:
-    """The agent's specification in a real run, with its log folder."""
+    """The agent's specification in a real run, with its node folder."""
     folder = _folder(config, hosts[index], len(hosts)) if config.output.keeps_files else None
     return setup.agent_spec(config, config.run_id or RUN_ID, index, hosts[index], node_dir=folder)
 
