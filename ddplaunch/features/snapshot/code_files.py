@@ -116,19 +116,25 @@ def of_run(repository: Repository, include: Sequence[str], without: Sequence[str
         LaunchError: git fails.
     """
     root = repository.root
-    skipped = [os.path.relpath(path, root) for path in without if path.startswith(root + "/")]
+    skipped = {os.path.relpath(path, root) for path in without if path.startswith(root + "/")}
     found = {file.path: file for file in _listed(repository)} | {
         file.path: file for path in include for file in _included(root, path)
     }
-    skipped += [os.path.dirname(path) for path in found if os.path.basename(path) == run_folder.LOCK]
+    skipped |= {os.path.dirname(path) for path in found if os.path.basename(path) == run_folder.LOCK}
     files = {
         path: file
         for path, file in found.items()
-        if not any(name in _NOT_CODE for name in path.split("/"))
-        and not any(path == folder or path.startswith(folder + "/") for folder in skipped)
+        if not any(name in _NOT_CODE for name in path.split("/")) and skipped.isdisjoint(_upwards(path))
     }
     _check_size(root, files.values())
     return files
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The path, and the folders that it is in."""
+    while path:
+        yield path
+        path = os.path.dirname(path)
 
 
 def _listed(repository: Repository) -> Iterator[CodeFile]:

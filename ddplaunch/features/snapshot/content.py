@@ -84,14 +84,15 @@ def _state(file: CodeFile) -> tuple[int, ...]:
 def hashes_of(root: str, files: Mapping[str, CodeFile], index: Mapping[str, Any]) -> dict[str, str]:
     """By path, the hash of each file's content, or the target of a link; in the order of the paths."""
 
-    def of(file: CodeFile) -> str:
-        if file.target:
-            return f"-> {file.target}"
-        *state, known = index["files"].get(file.path) or (None,)
-        return str(known) if tuple(state) == _state(file) else hash_of_file(root, file)
+    def known(file: CodeFile) -> str | None:
+        *state, found = index["files"].get(file.path) or (None,)
+        return str(found) if tuple(state) == _state(file) else None
 
+    hashes = {path: f"-> {files[path].target}" if files[path].target else known(files[path]) for path in sorted(files)}
+    unknown = [path for path, found in hashes.items() if found is None]
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(sorted(files), pool.map(of, map(files.__getitem__, sorted(files))), strict=True))
+        read = dict(zip(unknown, pool.map(lambda path: hash_of_file(root, files[path]), unknown), strict=True))
+    return {path: found or read[path] for path, found in hashes.items()}
 
 
 def hash_of_file(root: str, file: CodeFile) -> str:

@@ -225,11 +225,10 @@ def build(
 
         with ThreadPoolExecutor(content.THREADS) as pool:
             list(pool.map(add, found.files))
-        check()
-        for name, data in written.items():
-            _write_synced(os.path.join(part, name), data)
-        for each in folders:
-            _sync(os.path.join(part, each))
+            check()
+            for name, data in written.items():
+                _write_synced(os.path.join(part, name), data)
+            list(pool.map(_sync, (os.path.join(part, each) for each in folders)))
         _name(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -356,10 +355,10 @@ def _folders_of(files: Iterable[str]) -> dict[str, set[str]]:
     """The folders of the code, and in each the names of its files and folders of the code."""
     found: dict[str, set[str]] = {"": set()}
     for path in files:
-        while path:
-            folder, name = os.path.split(path)
-            found.setdefault(folder, set()).add(name)
-            path = folder
+        folder, name = os.path.split(path)
+        while name and name not in (names := found.setdefault(folder, set())):
+            names.add(name)
+            folder, name = os.path.split(folder)
     return found
 
 
