@@ -99,3 +99,15 @@ def test_what_is_in_the_way_or_does_not_fit_is_one_message_for_each_host(lab: La
     assert "out.txt is in the way: the code has a file or folder of this name" in finished.err
     assert "No space left on device" in finished.err
     assert "runs" not in finished.out
+
+
+def test_checkpoints_in_a_folder_of_the_code_are_found_by_a_run_of_other_code_from_another_folder(lab: Lab, root: Path):
+    (root / "saved").mkdir()
+    (root / "saved/.gitkeep").write_text("")
+    (root / "lib/save.py").write_text("open('../saved/x', 'w').write('found')")
+    options = ("--sync", "--nproc-per-node", "1", "--log-dir", root.parent / "logs")
+    saved = job(lab, *options, "save.py", cwd=root / "lib").finish()
+    assert saved.returncode == 0, saved.err
+    (root / "train.py").write_text("print('runs', open('saved/x').read())")
+    loaded = sync(lab, root, "train.py")
+    assert loaded.out.count("runs found") == 2, loaded.err

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -142,17 +143,36 @@ def test_a_copy_that_was_changed_on_the_host_is_mended(root: Path):
 
 
 def test_the_working_directory_shows_the_newest_code_and_keeps_what_workers_write(root: Path, host: Path):
-    (first := Sender(root, "lib")).run()
+    (root / "gone").mkdir()
+    (root / "gone/old.py").write_text("")
+    (root / "here").symlink_to("lib")
+    (first := Sender(root)).run()
     work = host / "work" / first.order.project
     (work / "lib/out.txt").write_text("written by a worker")
     (root / "lib/b.py").unlink()
-    (root / "new.py").write_text("")
-    (second := Sender(root, "lib")).run()
-    assert {path.name: os.path.realpath(path) for path in (work / "lib").iterdir()} == {
-        "a.py": f"{second.copy}/lib/a.py",
-        "out.txt": f"{work}/lib/out.txt",
+    shutil.rmtree(root / "gone")
+    (root / "gone").write_text("now a file")
+    (second := Sender(root, "lib/ignored")).run()
+    shown = {str(path.relative_to(work)): os.path.realpath(path) for path in work.rglob("*") if not path.is_dir()}
+    assert shown == {
+        "gone": f"{second.copy}/gone",
+        "lib/a.py": f"{second.copy}/lib/a.py",
+        "lib/out.txt": f"{work}/lib/out.txt",
+        "train.py": f"{second.copy}/train.py",
     }
-    assert sorted(path.name for path in work.iterdir()) == ["lib", "new.py", "train.py"]
+    assert (work / "lib/ignored").is_dir()
+    assert os.path.samefile(work / "here", work / "lib")
+
+
+def test_folders_of_the_code_that_a_worker_has_written_into_stay(root: Path, host: Path):
+    (first := Sender(root, "lib")).run()
+    work = host / "work" / first.order.project
+    (work / "lib/out.txt").write_text("")
+    shutil.rmtree(root / "lib")
+    assert Sender(root).run() == CopyAnswer()
+    assert [path.name for path in (work / "lib").iterdir()] == ["out.txt"]
+    (root / "lib").write_text("")
+    assert f"{work}/lib is in the way" in Sender(root).run().problem
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a//b", "a/./b", ""])

@@ -169,7 +169,7 @@ def _taken(repository: Repository, files: Mapping[str, CodeFile], project: str) 
 
 
 def _noted(root: str, files: Mapping[str, CodeFile], listed: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
-    copied = {*files, *_folders_of(files)}
+    copied = {*files, *folders_of(files)}
     return {
         path: (_target(root, file, copied),)
         if file.target
@@ -212,7 +212,7 @@ def build(
         earlier = facts(previous).files
     part = tempfile.mkdtemp(prefix=old_copies.PART, dir=os.path.dirname(folder))
     try:
-        folders = _folders_of(found.files)
+        folders = folders_of(found.files)
         for each in sorted(folders):
             os.makedirs(os.path.join(part, each), exist_ok=True)
 
@@ -338,7 +338,7 @@ def repair(folder: str, found: Facts, copy: Copy) -> None:
 
 def _link_others(root: str, folder: str, files: Iterable[str]) -> None:
     """Link what is beside the code and is not copied; links of an earlier time whose file is gone are removed."""
-    for parent, names in _folders_of(files).items():
+    for parent, names in folders_of(files).items():
         here = os.path.join(folder, parent)
         others = {entry.name for entry in old_copies.scan(os.path.join(root, parent))} - names - {".git", "__pycache__"}
         found = {entry.name for entry in old_copies.scan(here)} - names
@@ -351,7 +351,7 @@ def _link_others(root: str, folder: str, files: Iterable[str]) -> None:
                 os.symlink(os.path.join(root, parent, name), os.path.join(here, name))
 
 
-def _folders_of(files: Iterable[str]) -> dict[str, set[str]]:
+def folders_of(files: Iterable[str]) -> dict[str, set[str]]:
     """The folders of the code, and in each the names of its files and folders of the code."""
     found: dict[str, set[str]] = {"": set()}
     for path in files:
@@ -368,7 +368,7 @@ def written(folder: str) -> list[str]:
     own = (MARKER, DIFF, "__pycache__")
     added = [
         os.path.relpath(entry.path, folder) + ("/" if entry.is_dir() else "")
-        for parent, names in _folders_of(found.files).items()
+        for parent, names in folders_of(found.files).items()
         for entry in os.scandir(os.path.join(folder, parent))
         if entry.name not in names and entry.name not in own and not os.path.islink(entry.path)
     ]

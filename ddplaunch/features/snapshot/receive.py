@@ -2,7 +2,7 @@
 
 Everything is below ``HOME_BASE``: ``snapshots/PROJECT/NAME`` are the copies, ``received`` beside them has files that
 have arrived for one that is not complete, and ``work/PROJECT`` is the folder in which workers run. That has links to
-the newest copy, and whatever the workers write; only the links are ever removed.
+the files of the newest copy, and whatever the workers write; only the links are ever removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
@@ -182,30 +182,56 @@ def _wanted(project: str, digest: str, size: int) -> Wanted:
 
 
 def _link_work(folder: str, work: str, cwd: str, found: Facts) -> None:
-    """Have the working directory, and the folders above it, show what the snapshot has there.
+    """Have ``work`` show the code: the same folders, with links to the files of the snapshot ``folder``.
+
+    What a worker writes into a folder of the code is thus found beside other code, too. The links are noted in a file
+    beside ``work``, so that those of older code are removed, and nothing else.
 
     Raises:
         LaunchError: a worker, or the user, has put something else there.
     """
-    steps = [step for step in cwd.split("/") if step]
-    for depth in range(len(steps) + 1):
-        here, inside = os.path.join(work, *steps[:depth]), "/".join(steps[:depth])
-        os.makedirs(here, mode=0o700, exist_ok=True)
-        names = set(_names_in(inside, found)) - set(steps[depth : depth + 1])
-        for entry in os.scandir(here):
-            if os.path.islink(entry.path) and os.readlink(entry.path).startswith(os.path.dirname(folder) + "/"):
-                os.unlink(entry.path)
-        for name in names:
-            try:
-                os.symlink(os.path.join(folder, inside, name), os.path.join(here, name))
-            except FileExistsError:
-                problem = f"{os.path.join(here, name)} is in the way: the code has a file or folder of this name"
-                raise LaunchError(problem) from None
+    links = {
+        path: noted[0] if _leads_inside(noted) else os.path.join(folder, path) for path, noted in found.files.items()
+    }
+    folders = copies.folders_of(links)
+    noted_links = f"{work}.links.json"
+    os.makedirs(work, mode=0o700, exist_ok=True)
+    for path, target in (before := _read_links(noted_links)).items():
+        if links.get(path) != target and _target(os.path.join(work, path)) == target:
+            os.unlink(os.path.join(work, path))
+    for old in sorted(copies.folders_of(before).keys() - folders, reverse=True):
+        with contextlib.suppress(OSError):  # A worker has written into it.
+            os.rmdir(os.path.join(work, old))
+    kept_files.write_whole(noted_links, json.dumps(links))
+    try:
+        for each in (*sorted(folders), cwd):
+            os.makedirs(here := os.path.join(work, each), mode=0o700, exist_ok=True)
+        for path, target in links.items():
+            if _target(here := os.path.join(work, path)) != target:
+                os.symlink(target, here)
+    except (FileExistsError, NotADirectoryError):
+        problem = f"{here} is in the way: the code has a file or folder of this name"
+        raise LaunchError(problem) from None
 
 
-def _names_in(folder: str, found: Facts) -> Iterator[str]:
-    prefix = f"{folder}/" if folder else ""
-    return (path[len(prefix) :].split("/")[0] for path in found.files if path.startswith(prefix))
+def _read_links(path: str) -> dict[str, str]:
+    with contextlib.suppress(OSError, ValueError), kept_files.open_regular(path) as file:
+        found = json.loads(file.read())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _target(path: str) -> str:
+    """Where a link leads; of what is no link, empty."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _leads_inside(noted: Sequence[Any]) -> bool:
+    """Whether this is a link of the code to what is copied, too."""
+    return len(noted) == 1 and not noted[0].startswith("/")
 
 
 def _dangling(folder: str, found: Facts) -> list[str]:
