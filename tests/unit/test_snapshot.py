@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -185,6 +186,11 @@ def test_a_snapshot_is_code_like_any_other_and_the_name_of_a_folder_may_be_long(
     (folder := tmp_path / ("\N{SNOWMAN}" * 80)).mkdir()
     (folder / "train.py").write_text("1")
     assert tree(take(of=folder)) == {"train.py": "1"}
+    (folder := tmp_path / os.fsdecode(b"new\nline \xff")).mkdir()
+    (folder / "train.py").write_text("2")
+    found = take(of=folder)
+    assert found.parent.name.startswith("new_line _-")
+    assert tree(found) == {"train.py": "2"}
 
 
 def test_variables_with_which_git_starts_a_hook_have_no_effect(
@@ -400,6 +406,21 @@ with signals.ctrl_c_ends_process():
     interrupted = subprocess.run([sys.executable, "-c", program], env=environment(), check=False, capture_output=True)
     assert interrupted.returncode == -signal.SIGINT
     assert not list(tmp_path.glob("base/snapshots/*/*"))
+
+
+def test_users_who_share_a_log_folder_have_folders_of_their_own(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    base = tmp_path / "new/base"
+    taken = lambda: Path(copies.take(code_files.repository_of(str(root)), (), str(base)))  # noqa: E731
+    assert taken().parent.parent == base / "snapshots"
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (base, base.parent)] == [0o700] * 2
+    base.chmod(0o1777)
+    own = taken().parent.parent
+    assert (own.name, stat.S_IMODE(own.stat().st_mode)) == (f"snapshots-{os.geteuid()}", 0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)  # What this process makes is of another user.
+    with pytest.raises(LaunchError, match=r"snapshots-12345 belongs to another user"):
+        taken()
 
 
 def test_old_snapshots_go_unless_a_run_folder_names_them(root: Path, take: Callable[..., Path], tmp_path: Path):

@@ -116,7 +116,7 @@ def _of_job(config: LaunchConfig) -> str:
     if job is None:
         return ""
     key = json.dumps([job.id, config.script, config.script_args, folder_of_code(config)])
-    link = os.path.join(_base(config), copies.FOLDER, f"job-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
+    link = os.path.join(copies.folder_in(_base(config)), f"job-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
     if not job.requeue_count:  # The ids of jobs begin again when a cluster is installed anew.
         with contextlib.suppress(OSError):
             os.unlink(link)

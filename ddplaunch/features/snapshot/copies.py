@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
@@ -27,7 +28,7 @@ from ddplaunch.features.snapshot.records import DIFF, MARKER
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_result import CodeOfRun
 from ddplaunch.system import signals
-from ddplaunch.system.files import kept_files
+from ddplaunch.system.files import kept_files, run_folder
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -90,6 +91,12 @@ def _refuse(folder: str) -> Facts:
     raise LaunchError(f"{folder}: the snapshot is damaged", "Delete the folder, and take the snapshot again.")
 
 
+def folder_in(base: str) -> str:
+    """The folder of this user's snapshots; where others can write in ``base``, too, each user has one."""
+    is_shared = os.path.isdir(base) and run_folder.is_public(Path(base))
+    return os.path.join(os.path.realpath(base), f"{FOLDER}-{os.geteuid()}" if is_shared else FOLDER)
+
+
 def take(repository: Repository, include: Sequence[str], base: str) -> str:
     """The snapshot of the code as it is now: a new one, or one that is equal. Returns its folder.
 
@@ -99,10 +106,14 @@ def take(repository: Repository, include: Sequence[str], base: str) -> str:
         LaunchError: it cannot be taken; nothing of it is left. UsageError, as ``code_files.of_run``.
     """
     root = repository.root
-    name = f"{os.path.basename(root)[:_MAX_NAME]}-{content.hash_of(os.fsencode(root))[:8]}"
-    snapshots = os.path.join(os.path.realpath(base), FOLDER)
-    project = os.path.join(snapshots, name)
+    readable = "".join(each if each.isprintable() else "_" for each in os.path.basename(root)[:_MAX_NAME])
+    project = ""
     try:
+        snapshots = folder_in(base)
+        run_folder.make_private(Path(snapshots))
+        if not run_folder.is_own(Path(snapshots)):
+            raise LaunchError(f"--snapshot: {snapshots} belongs to another user", _OTHER_FOLDER)
+        project = os.path.join(snapshots, f"{readable}-{content.hash_of(os.fsencode(root))[:8]}")
         os.makedirs(project, mode=0o700, exist_ok=True)
         for _ in range(_TRIES):
             files = code_files.of_run(repository, include, (os.path.dirname(snapshots), snapshots))
@@ -113,13 +124,14 @@ def take(repository: Repository, include: Sequence[str], base: str) -> str:
                 changed = error.path
         raise LaunchError(f"--snapshot: {quote(changed)} changes while it is copied", "Try again when it does not.")
     except OSError as error:
-        raise LaunchError(f"--snapshot: {error.filename or project}: {error.strerror}", _hint(error)) from None
+        raise LaunchError(f"--snapshot: {error.filename or project or base}: {error.strerror}", _hint(error)) from None
 
 
 def _hint(error: OSError) -> str:
-    return "--log-dir names another folder for what ddplaunch keeps." if error.errno in _FULL else ""
+    return _OTHER_FOLDER if error.errno in _FULL else ""
 
 
+_OTHER_FOLDER = "--log-dir names another folder for what ddplaunch keeps."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 

@@ -206,7 +206,7 @@ def is_own(folder: Path, opened: int | None = None) -> bool:
         OSError: there is no such folder, or it cannot be looked at.
     """
     made = os.lstat(folder) if opened is None else os.fstat(opened)
-    return stat.S_ISDIR(made.st_mode) and (made.st_uid == os.geteuid() or not _is_public(folder.parent))
+    return stat.S_ISDIR(made.st_mode) and (made.st_uid == os.geteuid() or not is_public(folder.parent))
 
 
 def has_launchers(folder: Path) -> bool:
@@ -215,11 +215,12 @@ def has_launchers(folder: Path) -> bool:
     Where others can write, as in a shared --log-dir, anybody may have put the marker.
     """
     with contextlib.suppress(OSError):
-        return os.path.isfile(folder / NODES) and not _is_public(folder)
+        return os.path.isfile(folder / NODES) and not is_public(folder)
     return False
 
 
-def _is_public(folder: Path) -> bool:
+def is_public(folder: Path) -> bool:
+    """Whether other users can write in the folder. Raises OSError."""
     return bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
