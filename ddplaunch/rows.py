@@ -212,8 +212,8 @@ class TransportRow:
         name: its word for ``--transport``, and in ``RemoteConfig.transport``.
         class_path: its subclass of ``Transport``, ``module:name``.
         way: how it starts the agents, as ``--plan`` prints it: "through srun".
-        keeps_warm: what an agent leaves on the host, as the keeper of ``--keep-warm``, goes on when the command that
-            started the agent has ended. False for a step of SLURM, for example, with which all its processes end.
+        keeps_warm: a process that an agent leaves on the host, as the keeper of ``--keep-warm``, lives on when the
+            command that started the agent has ended. False for srun: SLURM ends all processes of a step with it.
         where: where it can be used, as the help of ``--transport`` prints it: "in a SLURM job"; empty: everywhere.
         login_command: command that opens a shell on the host HOST, for hints; empty: hints name no command.
         takes_logins: it uses the user and the port that a host of ``--hosts`` has; others refuse them.

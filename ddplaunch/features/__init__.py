@@ -26,8 +26,8 @@ class Feature(NamedTuple):
     ``prepare(config, stdout_fd)``, ``at_start(config)`` and ``for_agent(config)``, which ``prepare``, ``at_start`` and
     ``texts`` below call;
     ``default_environ(config, inherited)``: what ``Part.default_environ`` will return, as ``--plan`` shows it;
-    ``variables(options, environ, to_hosts)``: variables that all workers get, and ``shown_variables`` of these: the
-    lines for ``-v``.
+    ``variables(options, environ, to_hosts)``: variables that all agents and workers get in place of those that they
+    have, and ``shown_variables`` of these: the lines for ``-v``.
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, and ``begin``, if it has one, begins something ahead; see
@@ -57,8 +57,8 @@ class Feature(NamedTuple):
             before the agent starts, for a run with one of them, or with ``watch_if``. They import late what they need.
         watch_if: another such setting: the launcher has a part of the feature only in runs with it; empty: in all
             runs. Agents have the part of the feature in every run.
-        declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS`` or ``default_environ``. False for one that
-            has only a docstring or functions: commands do not import it. A test compares it.
+        declares: the package itself has ``rows``, ``EVENTS``, ``EVENT_KEYS``, ``default_environ`` or ``variables``.
+            False for one that has only a docstring or other functions: commands do not import it. A test compares it.
     """
 
     name: str

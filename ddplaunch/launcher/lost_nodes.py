@@ -31,39 +31,46 @@ What follows if workers run. ``tests/process/test_loss_cases.py`` walks this tab
 run on so many hosts, ends one node at once, and looks at the number of nodes of the next attempt, the exit code and the
 page. The last column names the tests in which a real host is lost like that.
 
-=====  ========  =====  ========  ========================  ====  ====================================  ================
-start  --nnodes  hosts  lost      next attempt              code  failure page                          tests/ssh/test_*
-=====  ========  =====  ========  ========================  ====  ====================================  ================
-one    2         3      other     2, with the spare         0     no page                               job
-one    2         3      serves    2, with the spare         0     no page                               cut_off
-one    1         2      the only  1, the spare              0     no page
-one    2:3       3      other     2                         0     no page                               cut_off
-one    2:3       3      serves    2                         0     no page                               job
-one    3:4       3      other     none: below MIN           84    REASON; no further attempt
-one    2         2      other     none                      84    REASON; no further attempt            job
-one    2         2      serves    none                      84    REASON; no further attempt
-one    1         1      the only  none                      84    REASON
-each   1:2       2      other     1                         0     no page                               self_organised
-each   1:2       3      other     2, with the waiting node  0     no page
-each   2         3      other     2, with the waiting node  0     no page
-each   2         2      other     none                      84    HOST (node 1) is lost                 self_organised
-each   2:3       2      other     none: below MIN           83    lost: HOST; after N s only these
-each   1:2       2      serves    none                      84    the rendezvous at HOST:PORT is lost   self_organised
-each   2         2      serves    none                      84    the rendezvous at HOST:PORT is lost
-=====  ========  =====  ========  ========================  ====  ====================================  ================
+======  ========  =====  ========  ========================  ====  ===================================  ================
+start   --nnodes  hosts  lost      next attempt              code  failure page                         tests/ssh/test_*
+======  ========  =====  ========  ========================  ====  ===================================  ================
+one     2         3      other     2, with the spare         0     no page                              job
+one     2         3      serves    2, with the spare         0     no page                              cut_off
+one     1         2      the only  1, the spare              0     no page
+one     2:3       3      other     2                         0     no page                              cut_off
+one     2:3       3      serves    2                         0     no page                              job
+one     3:4       3      other     none: below MIN           84    REASON; no further attempt
+one     2         2      other     none                      84    REASON; no further attempt           job
+one     2         2      serves    none                      84    REASON; no further attempt
+single  1         1      the only  none                      84    REASON
+each    1:2       2      other     1                         0     no page                              self_organised
+each    1:2       3      other     2, with the waiting node  0     no page
+each    2         3      other     2, with the waiting node  0     no page
+each    2         2      other     none                      84    HOST (node 1) is lost                self_organised
+each    2:3       2      other     none: below MIN           83    lost: HOST; after N s only these
+each    1:2       2      serves    none                      84    the rendezvous at HOST:PORT is lost  self_organised
+each    2         2      serves    none                      84    the rendezvous at HOST:PORT is lost
+======  ========  =====  ========  ========================  ====  ===================================  ================
 
-start: one launcher leads all nodes, or each node has a launcher; the run of one host and no spare, which has no
-rendezvous, is with "one". hosts: those of ``--hosts``, or that have started ddplaunch; with more than MAX there are
-spares, or nodes that wait. Where each node has a launcher, MIN:MAX is with c10d; with static, MAX nodes are needed.
-lost: the node that serves the rendezvous, another, or the only one. The page begins so. No case is a restart.
+start: "one" launcher leads all nodes; a "single" host has no spare, and so no rendezvous; "each" node has a launcher.
+hosts: those of ``--hosts``, or that have started ddplaunch; with more than MAX there are spares, or nodes that wait.
+Where each node has a launcher, MIN:MAX is with c10d; with static, MAX nodes are needed. lost: the node that serves the
+rendezvous, another, or the only one. failure page: how it begins; where each node has a launcher, all that are left end
+with this code and this page. No case is a restart.
 
-Where each node has a launcher, all that are left end with this code and this page. If the lost node served, each
-decides alone: one whose worker has failed by itself has the code and the page of that, one whose processes cannot be
-killed has 86. Between two attempts the code is 83 in place of 84 (B and C below), and if the lost node did not serve, a
-job of a fixed size, too, first waits for ``join_timeout_s``, 600 s.
+In some cases it is otherwise:
 
-Where one launcher leads, a loss between two attempts is the same, but no worker is stopped and no node gets a verdict.
-Before any worker has run there is no page, but an error.
+=====  ========================  ======  ==============================================================================
+start  when                      lost    what is otherwise
+=====  ========================  ======  ==============================================================================
+one    before any worker runs    any     if the run ends, there is an error and no page
+one    between two attempts      any     no worker is stopped, and no node gets a verdict
+each   while workers run         serves  each node decides alone. One whose worker has failed by itself has the code
+                                         and the page of that. One whose processes cannot be killed has 86
+each   between two attempts      other   the code is 83 in place of 84 (B below). A job of a fixed size, too, first
+                                         waits for ``join_timeout_s``, 600 s
+each   between two attempts      serves  the code is 83 in place of 84 (C below)
+=====  ========================  ======  ==============================================================================
 
 Who decides a row, and so where it is changed: if one launcher leads, ``LostNodes._continue_or_fail`` here and
 ``Participants.replace_or_shrink``. If each node has one, ``Coordinator._why_too_few`` says whether the run can go on,

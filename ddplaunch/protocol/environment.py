@@ -1,7 +1,8 @@
 """Environment variables of a worker, in addition to those of its agent; most are torchrun's, with its meaning.
 
-Used by the agent and by --plan. Pure. A variable that scripts see has a row of ``NAMES``: ``-x`` refuses these names
-and shows their meaning, --plan shows them, and a test compares the environment table of the docs with them.
+Used by the agent and by --plan. Pure. A variable that scripts see has a row of ``NAMES``: --plan shows these names, a
+test compares the environment table of the docs with them, and ``-x`` refuses those that are not in
+``MAY_BE_INHERITED``, and shows their meaning.
 docs/architecture.md ("Where do I add a variable of the workers?") has the list of steps for a new one.
 """
 

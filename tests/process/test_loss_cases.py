@@ -44,16 +44,16 @@ class Case(NamedTuple):
 def table() -> Iterator[Case]:
     """The rows of the table, by the width of its columns."""
     lines = iter(str(lost_nodes.__doc__).splitlines())
-    ruler = next(before for before, line in pairwise(lines) if line.startswith("start  --nnodes"))
+    ruler = next(before for before, line in pairwise(lines) if line.startswith("start   --nnodes"))
     columns = [match.span() for match in re.finditer("=+", ruler)]
     assert next(lines) == ruler
     for row in takewhile(ruler.__ne__, lines):
         yield Case(*(row[begin:end].strip() for begin, end in columns))
 
 
-def cases(start_form: str) -> list[Any]:
+def cases(*starts: str) -> list[Any]:
     """Those that wait for other nodes are slow."""
-    found = [case for case in table() if case.start == start_form]
+    found = [case for case in table() if case.start in starts]
     return [pytest.param(case, id="-".join(case[:4]), marks=[pytest.mark.slow] * (case.code == "83")) for case in found]
 
 
@@ -90,7 +90,7 @@ def test_hosts_are_lost_in_the_tests_that_are_named() -> None:
         assert not case.real_host or path.is_file(), case
 
 
-@pytest.mark.parametrize("case", cases("one"))
+@pytest.mark.parametrize("case", cases("one", "single"))
 def test_of_one_launcher(case: Case, tmp_path: Path) -> None:
     end = tmp_path / "end"
     hosts = ",".join(NAMES[: int(case.hosts)])

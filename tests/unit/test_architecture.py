@@ -140,7 +140,7 @@ def test_the_core_imports_no_feature() -> None:
 
 
 def test_a_feature_says_whether_its_package_declares_something() -> None:
-    names = ("rows", "EVENTS", "EVENT_KEYS", "default_environ")
+    names = ("rows", "EVENTS", "EVENT_KEYS", "default_environ", "variables")
     for each in FEATURES:
         package = importlib.import_module(f"ddplaunch.features.{each.name}")
         assert each.declares == any(hasattr(package, name) for name in names), each.name

@@ -32,9 +32,9 @@ class SchedulerRow:
 
     Attributes:
         word: the value of ``--cluster`` for this scheduler; several rows may have it.
-        layer: in which order the rows are tried, since the variables of several may be set, and the innermost counts:
-            first ``mpi``, which can run inside a job or a step of another scheduler, like mpirun behind srun; then
-            ``step``, a step of its own job, as srun starts it; then ``job``, the script of a job, or a pod.
+        layer: who starts ddplaunch. ``mpi``: an MPI launcher, which may run inside a job or a step, as mpirun behind
+            srun. ``step``: another command inside a job, as srun. ``job``: the scheduler itself, as the script of a
+            job, or a pod. Rows of ``mpi`` are tried first, then those of ``step``, then those of ``job``.
         variables: environment variables that are all set where this scheduler started ddplaunch.
         reader: ``module:name`` of the function that reads its environment variables into a ``SchedulerInfo``. It
             returns None if they are those of another job, or say too little.
@@ -43,10 +43,10 @@ class SchedulerRow:
         own_variables: patterns of the names of its variables, which are not forwarded to other machines.
         ranks: variables in which it numbers the processes that it starts with one terminal: only the first of them
             shows a usage error.
-        job: variables that identify a job. Give them in one row of each scheduler. The first variable is set in every
-            process of the job. A keeper serves and outlives no other job.
-        job_processes: names of the processes that contain a job and end with it. Empty: the outermost process with the
-            job's first variable counts as it.
+        job: variables that identify a job: a keeper serves only the job in which it was started, and ends with it. The
+            first of them is set in every process of the job. Only one row of a scheduler has them.
+        job_processes: names of processes of the scheduler: the nearest ancestor of the launcher with one of them ends
+            when the job ends. Empty: the outermost ancestor that has the first variable of ``job`` is taken for that.
     """
 
     word: str
