@@ -16,9 +16,10 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.snapshot import code_files, content, copies, hosts, queries, receive
+from ddplaunch.features.snapshot import choice, code_files, content, copies, hosts, queries, receive
 from ddplaunch.features.snapshot.queries import CopyAnswer, MakeCopy, PutPart
 from ddplaunch.features.snapshot.records import MARKER
+from ddplaunch.protocol import wire
 from tests.support.repositories import repository
 
 
@@ -211,3 +212,46 @@ def test_a_host_gets_no_other_files(root: Path):
     sender = Sender(root)
     with pytest.raises(LaunchError, match="a host asks for a file that is not in the snapshot"):
         list(hosts._parts("project", sender.files, queries.Wanted("0" * 64, 0, 10)))
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("../data/x", "../data is on this machine, but was not sent to the hosts: --snapshot-include ../data sends it"),
+        (
+            "./my cache/x",
+            "my cache is on this machine, but was not sent to the hosts: --snapshot-include 'my cache' se",
+        ),
+        ("/home/there/.local/state/ddplaunch/snapshots/PROJECT/NAME/data/x", "../data is on"),
+        ("/home/there/.local/state/ddplaunch/work/PROJECT/lib/my cache/x", "my cache is on"),
+        ("../../outside", "../../outside is on this machine, but outside of the code: it is not sent"),
+        ("a.py", ""),
+        ("../lib", ""),
+        ("missing", ""),
+        ("/etc/passwd", ""),
+    ],
+)
+def test_what_a_worker_has_not_found_is_told_if_it_was_not_sent(
+    root: Path, path: str, told: str, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("data/x", "lib/my cache/x", "../outside"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("")
+    (root / ".gitignore").write_text("data\nmy cache\n")
+    sender = Sender(root)
+    monkeypatch.chdir(root / "lib")
+    named = path.replace("PROJECT", sender.order.project).replace("NAME", sender.order.name)
+    found = choice.not_sent(named, sender.folder, copies.facts(sender.folder))
+    assert found.startswith(told)
+    assert bool(found) == bool(told)
+    monkeypatch.chdir(root)
+    line = "data is on this machine, but was not sent to the hosts: --snapshot-include data sends it"
+    assert choice.not_sent("data/x", sender.folder, copies.facts(sender.folder)) == line
+
+
+def test_a_project_whose_name_is_not_printable_is_sent(tmp_path: Path):
+    sender = Sender(repository(tmp_path / "a\nb\udcff", {"c\nd\udcfe": "", "train.py": ""}))
+    assert sender.order.project.startswith("a_b_-")
+    assert wire.decode(wire.encode(sender.order)[:-1], (MakeCopy,)) == sender.order
+    assert sender.run() == CopyAnswer()
+    assert files(sender.copy) == files(Path(copies.facts(sender.folder).root))

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
+import re
+import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -55,8 +58,30 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
 
 def _working_directory(found: Facts) -> str:
     """The working directory, relative to the code; of one that is elsewhere, the folder of the code: empty."""
-    inside = os.path.relpath(os.path.realpath(working_folder()), found.root)
-    return "" if inside == "." or inside.startswith("..") else inside
+    here = os.path.realpath(working_folder())
+    return os.path.relpath(here, found.root) if here.startswith(f"{found.root}/") else ""
+
+
+def not_sent(path: str, folder: str, found: Facts) -> str:
+    """What to tell if a worker of ``--sync`` has not found ``path``, which is here; empty: it is not, or was sent.
+
+    ``folder``: the snapshot, with what its marker says.
+    """
+    project, name = map(re.escape, folder.split("/")[-2:])
+    at_root = re.fullmatch(rf"/.*/({copies.FOLDER}/{project}/{name}|work/{project})/(.*)", path, re.DOTALL)
+    inside = at_root[2] if at_root else os.path.join(_working_directory(found), path)
+    here = os.path.normpath(os.path.join(found.root, inside))
+    sent = {*found.files, *copies.folders_of(found.files)}
+    inside = os.path.relpath(here, found.root)
+    if inside in sent or not os.path.exists(here):
+        return ""
+    if inside.startswith("../"):
+        is_told = not path.startswith("/")  # Others may be on all hosts at times, as in /tmp.
+        return f"{quote(path, 500)} is on this machine, but outside of the code: it is not sent" if is_told else ""
+    unsent = next(each for each in itertools.accumulate(inside.split("/"), os.path.join) if each not in sent)
+    shown = os.path.relpath(os.path.join(found.root, unsent), os.path.realpath(working_folder()))
+    option = f"--snapshot-include {shlex.quote(shown)}"
+    return quote(f"{shown} is on this machine, but was not sent to the hosts: {option} sends it", 1000)
 
 
 def _check(config: LaunchConfig) -> None:

@@ -63,11 +63,15 @@ class SnapshotWatch(Watch):
     def page_lines(self, result: RunResult) -> Sequence[str]:
         """With --sync: what a worker has not found is here, but was not sent."""
         error = result.first_failure and result.first_failure.error
-        named = re.search(r"No such file or directory: '([^/'][^']*)'", error.message) if error else None
-        if not (named and self._is_sent and os.path.exists(named[1])):
+        named = re.search(r"No such file or directory: '([^']+)'", error.message) if error and self._is_sent else None
+        if not named:
             return ()
-        path = named[1].split("/")[0]
-        return ("", f"{path} is on this machine, but was not sent to the hosts: --snapshot-include {path} sends it")
+        from ddplaunch.features.snapshot import choice
+
+        with contextlib.suppress(OSError, LaunchError):  # The working directory was deleted.
+            if line := choice.not_sent(named[1], self._folder, self._facts):
+                return ("", line)
+        return ()
 
     def on_run_ended(self, end: RunEnd) -> None:
         """Say what workers have left in the snapshot here: another run, of other code, will not find it."""
