@@ -439,6 +439,22 @@ def test_old_snapshots_go_unless_a_run_folder_names_them(root: Path, take: Calla
     assert [path.exists() for path in found] == [False, True, False, False]
 
 
+def test_a_snapshot_to_which_the_link_of_a_job_leads_stays_whole(root: Path, take: Callable[..., Path], tmp_path: Path):
+    """That link is beside the projects: what is in the snapshot are no snapshots."""
+    found = take()
+    (run := tmp_path / "base/run1").mkdir()
+    (run / old_copies.LINK).symlink_to(found)
+    links = [found.parent.parent / name for name in ("job-1", "job-2")]
+    for link, target in zip(links, (found, tmp_path / "deleted"), strict=True):
+        link.symlink_to(target)
+    for path in (found / MARKER, found / "lib"):
+        os.utime(path, (0, 0))
+    (root / "train.py").write_text("changed")
+    take()
+    assert (found / "lib/a.py").exists()
+    assert [link.is_symlink() for link in links] == [True, False]
+
+
 def test_what_a_killed_command_has_left_is_deleted_a_day_later(root: Path, take: Callable[..., Path]):
     left = [take().parent / name for name in (".part-old", ".part-new")]
     for folder, age_s in zip(left, (90000, 80000), strict=True):

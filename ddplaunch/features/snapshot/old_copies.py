@@ -30,9 +30,13 @@ def delete_old(snapshots: str) -> None:
     """Delete the old snapshots of all projects in ``snapshots``, beside which run folders are. Errors are ignored."""
     with contextlib.suppress(OSError):
         used = set(_used(os.path.dirname(snapshots)))
-        for entry in (each for project in scan(snapshots) for each in scan(project.path)):
+        beside = scan(snapshots)  # Projects, and links of jobs.
+        for entry in (each for project in beside if not os.path.islink(project.path) for each in scan(project.path)):
             if entry.is_dir(follow_symlinks=False) and entry.path not in used and _is_old(entry):
                 delete(entry.path)
+        for link in beside:
+            if os.path.islink(link.path) and not os.path.exists(link.path):
+                os.unlink(link.path)
 
 
 def delete(folder: str) -> None:
