@@ -544,6 +544,9 @@ def test_what_is_not_in_the_snapshot_or_no_python_code_is_refused(root: Path, co
         choice.at_start(replace(config, script="data/train.py"))
     with pytest.raises(UsageError, match="not for a program"):
         choice.at_start(replace(config, entry="program", script="true"))
+    with pytest.raises(UsageError, match="use-snapshot: not for a program") as raised:
+        choice.at_start(replace(config, entry="program", script="true", code=str(tmp_path)))
+    assert "DDPLAUNCH_SNAPSHOT" in raised.value.hint
     with pytest.raises(UsageError, match="a module is run by the Python of ddplaunch only"):
         choice.at_start(replace(config, entry="module", script="x", python="/bin/true"))
     with pytest.raises(LaunchError, match="no snapshot of code"):

@@ -90,7 +90,8 @@ def _check(config: LaunchConfig) -> None:
         raise UsageError("--sync and --chdir exclude each other", "", ("--sync", "--chdir"))
     if config.entry in ("program", "function"):
         what = "a program" if config.entry == "program" else "a function"
-        raise UsageError(f"{options[0]}: not for {what}: it is not known which files are its code", "", options)
+        hint = "The variable DDPLAUNCH_SNAPSHOT gives this option, too." if config.code else ""
+        raise UsageError(f"{options[0]}: not for {what}: it is not known which files are its code", hint, options)
     if config.entry == "module" and config.python and shutil.which(config.python) != sys.executable:
         raise UsageError(f"{options[0]}: a module is run by the Python of ddplaunch only", "", options)
 

@@ -19,8 +19,8 @@ LINK = "code"
 PART = ".part-"
 """Begins the name of what is not complete, or is deleted."""
 
-_KEEP_S = 7 * 86400.0
-"""So long after its last use, a snapshot is kept that no run folder names."""
+_KEEP_S = 30 * 86400.0
+"""So long after its last use, a snapshot is kept that no run folder names: a job may wait for its start."""
 
 _KEEP_PART_S = 86400.0
 """No command copies for so long: it was killed."""
