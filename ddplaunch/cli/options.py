@@ -25,7 +25,7 @@ a feature in a worker    ``WorkerConfig``, or no field             the text that
 =======================  ========================================  ====================================================
 
 Where each node has a launcher, each launcher has its own options. If all nodes must have one value of an option, as of
-``--max-restarts``, that of the node that serves the rendezvous counts, and it has seven more places. Each is a line:
+``--max-restarts``, that of the node that serves the rendezvous counts. It has seven more places, each of them a line:
 ``MemberSpec`` and ``RendezvousClient.member_spec``, which fills it; ``Coordinator``, a parameter, or ``Restarts`` there
 if it is about restarts; ``CoordinatorRunner``, which fills that; ``RoundFormed`` and ``Coordinator._start``, which
 tells it to all nodes; ``MultiNodeRendezvous.with_agreed``, which puts it into each node's spec. That is too late for
