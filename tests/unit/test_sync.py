@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.features.runs.asked_nodes import QueriedNode
 from ddplaunch.features.snapshot import choice, code_files, content, copies, hosts, queries, receive
-from ddplaunch.features.snapshot.queries import CopyAnswer, MakeCopy, PutPart
+from ddplaunch.features.snapshot.queries import CopyAnswer, MakeCopy, PutPart, Wanted
 from ddplaunch.features.snapshot.records import MARKER
 from ddplaunch.protocol import wire
 from tests.support.repositories import repository
@@ -72,7 +72,7 @@ class Sender:
 
     def _parts(self, answer: CopyAnswer) -> Iterator[PutPart]:
         for wanted in answer.wanted:
-            yield from hosts._parts(self.order.project, self.files, wanted)
+            yield from hosts._parts(self.order.project, self.files[wanted.hash], wanted)
 
     @property
     def copy(self) -> Path:
@@ -208,10 +208,21 @@ def test_links_that_lead_to_nothing_there_are_told(root: Path, tmp_path: Path):
     assert os.readlink(sender.copy / "inside") == "lib/a.py"
 
 
-def test_a_host_gets_no_other_files(root: Path):
+@pytest.mark.parametrize("wanted", [[("0" * 64, 0, 10)], [("", 0, queries.ROUND_BYTES), ("", 0, 1)]])
+def test_a_host_that_asks_for_other_files_or_more_fails_alone(root: Path, wanted: list[tuple[str, int, int]]):
     sender = Sender(root)
-    with pytest.raises(LaunchError, match="a host asks for a file that is not in the snapshot"):
-        list(hosts._parts("project", sender.files, queries.Wanted("0" * 64, 0, 10)))
+    asked = tuple(Wanted(digest or sender.order.marker, *numbers) for digest, *numbers in wanted)
+    node = QueriedNode("node1", SimpleNamespace(send=sender.sent.append), 0.0)  # type: ignore[arg-type]
+    node.answers[CopyAnswer] = CopyAnswer(asked)
+    assert hosts._send_wanted(node, "project", sender.files) == 0
+    assert node.failure
+    assert node.failure.message == "asks for files that are not in the snapshot"
+    assert sender.sent == []
+
+
+def test_an_answer_that_asks_for_more_than_a_round_is_refused():
+    with pytest.raises(wire.ProtocolError, match="a number from 0 to"):
+        wire.decode(wire.encode(CopyAnswer((Wanted("0" * 64, 0, 1 << 40),)))[:-1], (CopyAnswer,))
 
 
 @pytest.mark.parametrize(

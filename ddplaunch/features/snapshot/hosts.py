@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, StartNotice
 from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries, query_transport
 from ddplaunch.features.snapshot import content, copies
-from ddplaunch.features.snapshot.queries import PART_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
+from ddplaunch.features.snapshot.queries import PART_BYTES, ROUND_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
 from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
-from ddplaunch.text import quote, size
+from ddplaunch.text import size
 from ddplaunch.transport.failures import HostFailure, failures_table
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _ANSWER_S = 600.0
 """For the parts of one round, over a slow link, and the copy that is made of them."""
+
+_OTHER_VERSION = "Is ddplaunch there of the same version as here?"
 
 
 def paths(folder: str) -> tuple[str, str]:
@@ -82,21 +84,25 @@ def _serve(queries: Queries, order: MakeCopy, files: dict[str, str]) -> int:
     queries.wait(queries.nodes, CopyAnswer)
     sent = 0
     while wanting := [node for node in queries.nodes if not node.failure and node.answers[CopyAnswer].wanted]:
-        for node in wanting:
-            answer: CopyAnswer = node.answers.pop(CopyAnswer)
-            for wanted in answer.wanted:
-                for part in _parts(order.project, files, wanted):
-                    node.handle.send(part)
-                sent += wanted.nbytes
+        sent += sum(_send_wanted(node, order.project, files) for node in wanting)
         queries.ask(wanting, lambda _: order, CopyAnswer, _ANSWER_S)
     return sent
 
 
-def _parts(project: str, files: dict[str, str], wanted: Wanted) -> Iterator[PutPart]:
-    """Raises LaunchError: a host asks for what is no file of the snapshot."""
-    path = files.get(wanted.hash)
-    if path is None:
-        raise LaunchError(f"a host asks for a file that is not in the snapshot: {quote(wanted.hash)}")
+def _send_wanted(node: QueriedNode, project: str, files: dict[str, str]) -> int:
+    """Send a node what it wants. Returns the number of bytes. A node fails that wants more than one of ours can."""
+    answer: CopyAnswer = node.answers.pop(CopyAnswer)
+    nbytes = sum(wanted.nbytes for wanted in answer.wanted)
+    if nbytes > ROUND_BYTES or any(wanted.hash not in files for wanted in answer.wanted):
+        node.failure = HostFailure(node.name, "start", "asks for files that are not in the snapshot", _OTHER_VERSION)
+        return 0
+    for wanted in answer.wanted:
+        for part in _parts(project, files[wanted.hash], wanted):
+            node.handle.send(part)
+    return nbytes
+
+
+def _parts(project: str, path: str, wanted: Wanted) -> Iterator[PutPart]:
     with open(path, "rb") as file:
         end, nbytes = wanted.offset + wanted.nbytes, os.fstat(file.fileno()).st_size
         for offset in range(wanted.offset, max(end, wanted.offset + 1), PART_BYTES):

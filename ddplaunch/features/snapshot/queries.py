@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import FolderName, Limit, OneLine, Size, at_most
+from ddplaunch.protocol.field_types import FolderName, Limit, OneLine, Size, at_most, between
 
 MAX_WANTED = 10_000
 PART_BYTES = 512 << 10
@@ -59,7 +59,7 @@ class Wanted:
 
     hash: Hash
     offset: Size
-    nbytes: Size
+    nbytes: Annotated[int, between(0, ROUND_BYTES)]
 
 
 @dataclass(frozen=True)
