@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.snapshot.copies import Facts
 
-_ANSWER_S = 600.0
+_ANSWER_S = 180.0
 """For the parts of one round, over a slow link, and the copy that is made of them."""
 
 _OTHER_VERSION = "Is ddplaunch there of the same version as here?"
