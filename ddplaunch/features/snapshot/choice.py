@@ -102,7 +102,7 @@ def _new(config: LaunchConfig) -> str:
     include = tuple(map(os.path.abspath, config.snapshot_include))
     base = _base(config)
     with told_if_slow(config, 3.0, f"the code is copied to {base}"):
-        return copies.take(code_files.repository_of(folder_of_code(config)), include, base)
+        return copies.take(code_files.repository_of(code_files.folder_of(config)), include, base)
 
 
 def _base(config: LaunchConfig) -> str:
@@ -111,17 +111,11 @@ def _base(config: LaunchConfig) -> str:
     return os.path.abspath(str(base))
 
 
-def folder_of_code(config: LaunchConfig) -> str:
-    """The folder of the script; of a module or a text, the working directory of the workers."""
-    here = os.path.abspath(config.chdir or working_folder())
-    return os.path.dirname(os.path.join(here, config.script_file)) if config.script_file else here
-
-
 def _script_in(folder: str, found: Facts, config: LaunchConfig) -> str:
     """The script's path in the snapshot; of what is no file, as it is."""
     if not config.script_file:
         return config.script
-    path = os.path.join(os.path.realpath(folder_of_code(config)), os.path.basename(config.script_file))
+    path = os.path.join(os.path.realpath(code_files.folder_of(config)), os.path.basename(config.script_file))
     script = os.path.join(folder, os.path.relpath(path, folder if path.startswith(folder + "/") else found.root))
     file = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
     is_copied = os.path.exists(file) and os.path.realpath(file).startswith(folder + "/")
@@ -141,7 +135,7 @@ def _of_job(config: LaunchConfig) -> str:
     job = config.slurm_job
     if job is None:
         return ""
-    key = json.dumps([job.id, config.script, config.script_args, folder_of_code(config)])
+    key = json.dumps([job.id, config.script, config.script_args, code_files.folder_of(config)])
     link = os.path.join(copies.folder_in(_base(config)), f"job-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
     if not job.requeue_count:  # The ids of jobs begin again when a cluster is installed anew.
         with contextlib.suppress(OSError):

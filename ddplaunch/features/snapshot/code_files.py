@@ -11,12 +11,16 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.snapshot.records import DIFF, MARKER
 from ddplaunch.system.files import run_folder
+from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.text import plural, quote, size
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 100_000
@@ -57,6 +61,12 @@ class CodeFile(NamedTuple):
     inode: int
     target: str = ""
     is_tracked: bool = False
+
+
+def folder_of(config: LaunchConfig) -> str:
+    """The folder of the script; of a module or a text, the working directory of the workers."""
+    here = os.path.abspath(config.chdir or working_folder())
+    return os.path.dirname(os.path.join(here, config.script_file)) if config.script_file else here
 
 
 def repository_of(folder: str) -> Repository:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.features.snapshot.records import DIFF, SnapshotUsed
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import plural, quote
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.run_result import RunResult
 
 _CODE_DIFF = "code.diff"
+_LOOK_AFTER_S = 3.0
 
 
 class SnapshotWatch(Watch):
@@ -88,21 +90,27 @@ class ChangesWatch(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._messages, self._post, self._config, self._since_ns = run.messages, run.post, run.config, time.time_ns()
-        self._attempt = 0
+        self._attempt, self._look_at = 0, NEVER
         self._told: Sequence[str] = ()
 
     def on_event(self, index: int, event: object) -> None:
-        """Look once for each attempt, in a thread: the folder may be large, or on a slow file system."""
+        """Look once for each attempt, when its start is over, which must not be delayed."""
         if isinstance(event, AttemptStarted) and event.attempt > self._attempt:
-            self._attempt = event.attempt
-            post = lambda found: self._post(functools.partial(self._on_found, event.attempt, found))  # noqa: E731
+            self._attempt, self._look_at = event.attempt, time.monotonic() + _LOOK_AFTER_S
+
+    def run_due(self, now: float) -> float:
+        """Look, in a thread: the folder may be large, or on a slow file system."""
+        if now >= self._look_at:
+            self._look_at = NEVER
+            post = lambda found: self._post(functools.partial(self._on_found, self._attempt, found))  # noqa: E731
             post_from_thread("changed code", self._changed, post, list[str]())
+        return self._look_at
 
     def _changed(self) -> list[str]:
-        from ddplaunch.features.snapshot import choice, code_files
+        from ddplaunch.features.snapshot import code_files
 
         with contextlib.suppress(LaunchError):
-            return code_files.changed_since(choice.folder_of_code(self._config), self._since_ns)
+            return code_files.changed_since(code_files.folder_of(self._config), self._since_ns)
         return []
 
     def _on_found(self, attempt: int, paths: Sequence[str]) -> None:
