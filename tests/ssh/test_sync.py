@@ -88,6 +88,23 @@ def test_data_that_was_not_sent_is_named_on_the_failure_page_and_can_be_sent(lab
     assert sync(lab, root, "--snapshot-include", "data", "train.py").out.count("runs found") == 2
 
 
+def test_a_job_of_variable_size_goes_on_without_a_host_that_has_no_room_for_the_code(lab: Lab, root: Path):
+    (root / "big.bin").write_bytes(os.urandom(1 << 20))
+    lab["node2"].run(["mount", "-o", "remount,size=500k", str(local(lab["node2"]))])
+    finished = sync(lab, root, "--nnodes", "1:2", "train.py")
+    assert finished.returncode == 0, finished.err
+    assert "runs 0 first" in finished.out
+    assert "warning: the run goes on without hosts that have no code" in finished.err
+    assert re.search(r"node2: \S.*No space left on device", finished.err), finished.err
+    assert "1 worker on node1" in finished.err
+
+
+@pytest.mark.torch
+def test_a_check_of_hosts_that_get_the_code_needs_no_script_there(lab: Lab, root: Path):
+    checked = job(lab, "--check", "--sync", "train.py", cwd=root).finish()
+    assert "problems found" in checked.err, checked.err  # Perhaps with a warning about this machine.
+
+
 def test_what_is_in_the_way_or_does_not_fit_is_one_message_for_each_host(lab: Lab, root: Path):
     assert sync(lab, root, "train.py").returncode == 0
     (root / "out.txt").write_text("now of the code")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import io
 import json
 import os
@@ -29,9 +30,13 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(receive, "HOME_BASE", str(tmp_path / "host"))
     monkeypatch.setattr(receive, "_problems", [])
+    monkeypatch.setattr(receive, "_lock", held := [])
+    yield tmp_path / "host"
+    for fd in held:
+        os.close(fd)
     return tmp_path / "host"
 
 
@@ -109,8 +114,8 @@ def test_a_host_gets_only_what_it_does_not_have(root: Path, host: Path):
 def test_a_transfer_that_was_cut_off_goes_on_where_it_was(root: Path, monkeypatch: pytest.MonkeyPatch):
     (root / "big.bin").write_bytes(big := os.urandom(1000))
     monkeypatch.setattr(hosts, "PART_BYTES", 100)
-    monkeypatch.setattr(receive, "ROUND_BYTES", 300)
     cut = Sender(root)
+    cut.order = replace(cut.order, round_bytes=300)
     cut.change = lambda part: None if part.size == 1000 and part.offset >= 500 else part
     assert cut.run().wanted
     assert not cut.copy.exists()
@@ -214,10 +219,53 @@ def test_a_host_that_asks_for_other_files_or_more_fails_alone(root: Path, wanted
     asked = tuple(Wanted(digest or sender.order.marker, *numbers) for digest, *numbers in wanted)
     node = QueriedNode("node1", SimpleNamespace(send=sender.sent.append), 0.0)  # type: ignore[arg-type]
     node.answers[CopyAnswer] = CopyAnswer(asked)
-    assert hosts._send_wanted(node, "project", sender.files) == 0
+    assert hosts._send_wanted(node, sender.order, sender.files) == 0
     assert node.failure
     assert node.failure.message == "asks for files that are not in the snapshot"
     assert sender.sent == []
+
+
+class Damaging:
+    """In place of Queries: one host, on which nothing ever arrives as it was."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.parts: list[object] = []
+        self.nodes = [QueriedNode("node1", SimpleNamespace(send=self.parts.append), 0.0)]  # type: ignore[arg-type]
+        self._answer = CopyAnswer((wanted,))
+
+    def wait(self, nodes: list[QueriedNode], answer: type) -> None:
+        for node in nodes:
+            node.answers[answer] = self._answer
+
+    def ask(self, nodes: list[QueriedNode], _query: object, answer: type, _timeout_s: float) -> None:
+        self.wait([node for node in nodes if not node.failure], answer)
+
+
+def test_a_host_on_which_everything_arrives_damaged_is_given_up(root: Path):
+    sender = Sender(root)
+    asked = Damaging(Wanted(sender.order.marker, 0, sender.order.marker_bytes))
+    hosts._serve(asked, sender.order, sender.files)  # type: ignore[arg-type]
+    assert asked.nodes[0].failure
+    assert asked.nodes[0].failure.message == "what is sent arrives damaged, again and again"
+    assert 3 <= len(asked.parts) <= 5
+
+
+def test_two_commands_copy_code_to_a_host_one_after_the_other(root: Path, monkeypatch: pytest.MonkeyPatch):
+    sender = Sender(root)
+    project = Path(receive._project(sender.order.project))
+    project.mkdir(parents=True)
+    monkeypatch.setattr(receive, "_OTHERS_S", 0.0)
+    with open(project / ".lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert sender.ask().problem == "another command copies code of this project to this host"
+        fcntl.flock(other, fcntl.LOCK_UN)
+        monkeypatch.setattr(receive, "_lock", [])
+        assert sender.run() == CopyAnswer()
+
+
+@pytest.mark.parametrize("cwd", ["..", "/tmp", "a/../../b"])
+def test_a_working_directory_outside_of_the_code_is_refused(root: Path, cwd: str):
+    assert "outside of it" in Sender(root, cwd).ask().problem
 
 
 def test_an_answer_that_asks_for_more_than_a_round_is_refused():

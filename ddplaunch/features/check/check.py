@@ -63,8 +63,7 @@ def check(request: Request) -> int:
         LaunchError: hosts cannot be used, or cannot connect to each other; the results so far have been shown.
         UsageError: this launcher would not start agents on all nodes.
     """
-    own = {"script": f"{__package__}.worker_network", "module": True, "no_python": False, "run_path": False}
-    config = request.configure(**({} if request.options["script"] else own))
+    config = _configuration(request)
     show, report = request.show, request.report
     _check_supported(config)
     for notice in config.notices:
@@ -103,6 +102,13 @@ def check(request: Request) -> int:
     if refused:
         report(f"jobs do not use {fold(refused)} (--health)")
     return HARDWARE if refused else CHECK_WARNED if problems else 0
+
+
+def _configuration(request: Request) -> LaunchConfig:
+    """That of the run that is checked; without a script, or where hosts have none yet, that of a script of ours."""
+    own = {"script": f"{__package__}.worker_network", "module": True, "no_python": False, "run_path": False}
+    config = request.configure(**({} if request.options["script"] else own))
+    return request.configure(**own, chdir="~") if config.sync else config
 
 
 def _check_supported(config: LaunchConfig) -> None:

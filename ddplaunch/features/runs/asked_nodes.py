@@ -60,7 +60,9 @@ class QueriedNode:
 class Queries:
     """The queried nodes, and the events of their agents."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_s: float = ANSWER_TIMEOUT_S) -> None:
+        """``answer_s``: time limit of the first answer of each agent, in seconds from when it is connected."""
+        self._answer_s = answer_s
         self.nodes: list[QueriedNode] = []
         self._mailbox: Mailbox[tuple[int, float, object]] = Mailbox()
 
@@ -73,7 +75,7 @@ class Queries:
         for index, name in enumerate(transport.node_names):
             handle = transport.start(index, purpose)
             handle.send(query)
-            deadline = float("inf") if transport.is_remote else time.monotonic() + ANSWER_TIMEOUT_S
+            deadline = float("inf") if transport.is_remote else time.monotonic() + self._answer_s
             self.nodes.append(QueriedNode(name, handle, deadline))
         transport.start_together()
 
@@ -102,7 +104,7 @@ class Queries:
             received = self._mailbox.get(min(node.deadline for node in pending))
             if received:
                 index, received_s, event = received
-                _on_event(self.nodes[index], event, received_s)
+                self._on_event(self.nodes[index], event, received_s)
                 continue
             for node in pending:
                 if time.monotonic() >= node.deadline:
@@ -123,17 +125,16 @@ class Queries:
         for node in self.nodes:
             node.handle.close(0.0 if node.failure else max(0.0, deadline - time.monotonic()))
 
-
-def _on_event(node: QueriedNode, event: object, received_s: float) -> None:
-    match event:
-        case NodeFacts():
-            node.deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        case HostFailure():
-            node.failure = event
-        case AgentFailed(message=message, hint=hint):
-            node.failure = HostFailure(node.name, "start", message, hint)
-        case ChannelClosed():
-            if AgentEnded not in node.answers:
-                node.failure = node.failure or HostFailure(node.name, "start", "the connection was closed")
-        case _:
-            node.answers[type(event)], node.received_s[type(event)] = event, received_s
+    def _on_event(self, node: QueriedNode, event: object, received_s: float) -> None:
+        match event:
+            case NodeFacts():
+                node.deadline = time.monotonic() + self._answer_s
+            case HostFailure():
+                node.failure = event
+            case AgentFailed(message=message, hint=hint):
+                node.failure = HostFailure(node.name, "start", message, hint)
+            case ChannelClosed():
+                if AgentEnded not in node.answers:
+                    node.failure = node.failure or HostFailure(node.name, "start", "the connection was closed")
+            case _:
+                node.answers[type(event)], node.received_s[type(event)] = event, received_s

@@ -47,13 +47,13 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
         _note(kept, folder)
     text = quote(f"the workers run a snapshot of {found.root}: {copies.of_run(folder, found).version}", 500)
     told = [StartNotice("info", text), StartNotice("detail", f"the snapshot is {quote(folder, 500)}")]
-    started = replace(config, code=folder, script=_script_in(folder, found, config))
+    script = _script_in(folder, found, config)
+    started = replace(config, code=folder, script=script, notices=(*config.notices, *told))
     if config.sync and not config.is_local:
         cwd = _working_directory(found)
         with told_if_slow(config, 3.0, f"the code is sent to {plural(len(config.hosts), 'host')}"):
-            told += hosts.send(config, folder, found, cwd)
-        started = hosts.on_hosts(started, folder, cwd)
-    return replace(started, notices=(*config.notices, *told))
+            started = hosts.on_hosts(hosts.send(started, folder, found, cwd), folder, cwd)
+    return started
 
 
 def _working_directory(found: Facts) -> str:

@@ -14,7 +14,9 @@ from ddplaunch.protocol.field_types import FolderName, Limit, OneLine, Size, at_
 MAX_WANTED = 10_000
 PART_BYTES = 512 << 10
 ROUND_BYTES = 8 << 20
-"""So many bytes are asked for at once: no more are in memory on the way."""
+"""At most so many bytes are asked for at once: no more are in memory on the way to a host."""
+
+RoundBytes = Annotated[int, between(0, ROUND_BYTES)]
 
 Hash = Annotated[str, Limit("a hash", lambda text: len(text) == 64 and set(text) <= set("0123456789abcdef"))]
 """SHA-256 of a file, in hexadecimal digits."""
@@ -30,6 +32,7 @@ class MakeCopy:
         marker: hash of its marker, which says all else.
         marker_bytes: size of the marker.
         cwd: working directory of the workers, relative to the folder of the code.
+        round_bytes: so much may the answer ask for.
     """
 
     project: FolderName
@@ -37,6 +40,7 @@ class MakeCopy:
     marker: Hash
     marker_bytes: Size
     cwd: str = ""
+    round_bytes: RoundBytes = ROUND_BYTES
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Wanted:
 
     hash: Hash
     offset: Size
-    nbytes: Annotated[int, between(0, ROUND_BYTES)]
+    nbytes: RoundBytes
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
+import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,6 @@ from ddplaunch.features.snapshot.copies import Facts
 from ddplaunch.features.snapshot.queries import (
     MAX_WANTED,
     PART_BYTES,
-    ROUND_BYTES,
     CopyAnswer,
     MakeCopy,
     PutPart,
@@ -34,8 +35,14 @@ from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
-_RECEIVED = "received"
+_RECEIVED, _LOCK = "received", ".lock"
+_LOOK_S = 0.1
 _MAX_LINKS = 3
+_OTHERS_S = 20.0
+"""So long an agent waits for another one, of another launcher, that makes copies of the same project."""
+
+_lock: list[int] = []
+"""The descriptor of the file by which this process holds the project, until it ends."""
 
 _problems: list[str] = []
 """Why parts could not be kept since the last answer: the sender does not wait for an answer to each."""
@@ -86,10 +93,31 @@ def _keep(part: PutPart) -> None:
         os.unlink(f"{path}.part")
 
 
+def _hold(project: str) -> None:
+    """Have no other agent make copies of the project here, until this process ends.
+
+    Raises:
+        LaunchError: another one does, for longer than ``_OTHERS_S``.
+    """
+    if _lock:
+        return
+    _lock.append(os.open(os.path.join(project, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    deadline = time.monotonic() + _OTHERS_S
+    while True:
+        try:
+            return fcntl.flock(_lock[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise LaunchError("another command copies code of this project to this host") from None
+        time.sleep(_LOOK_S)
+
+
 def _answer(query: MakeCopy) -> CopyAnswer:
+    _check_inside(query.cwd)
     project, marker = _project(query.project), _received(query.project, query.marker)
     folder, received = os.path.join(project, query.name), os.path.join(project, _RECEIVED, "")
     os.makedirs(project, mode=0o700, exist_ok=True)
+    _hold(project)
     if is_here := os.path.exists(os.path.join(folder, MARKER)):
         os.utime(os.path.join(folder, MARKER))  # From now on nobody deletes it as an old one.
         found = copies.facts(folder)
@@ -98,9 +126,9 @@ def _answer(query: MakeCopy) -> CopyAnswer:
         found = _checked(marker)
         missing = list(found.files)
     else:
-        return CopyAnswer((_wanted(query.project, query.marker, query.marker_bytes),))
+        return CopyAnswer((_wanted(query, query.marker, query.marker_bytes),))
     sources = _sources(project, found)
-    if wanted := _all_wanted(query.project, [found.files[path] for path in missing], sources):
+    if wanted := _all_wanted(query, [found.files[path] for path in missing], sources):
         return CopyAnswer(wanted)
 
     uses = Counter(noted[2] for noted in found.files.values() if len(noted) > 1)
@@ -130,9 +158,14 @@ def _checked(marker: str) -> Facts:
     with open(marker, "rb") as file:
         found = Facts(**json.loads(file.read()))
     for path in found.files:
-        if any(name in ("", ".", "..") for name in path.split("/")):
-            raise ValueError(f"the snapshot names a file outside of it: {quote(path)}")
+        _check_inside(path or "/")
     return found
+
+
+def _check_inside(path: str) -> None:
+    """Raises ValueError: a path that is to be relative to the snapshot leads out of it."""
+    if path and any(name in ("", ".", "..") for name in path.split("/")):
+        raise ValueError(f"the snapshot names a file outside of it: {quote(path)}")
 
 
 def _sources(project: str, found: Facts) -> dict[str, str]:
@@ -156,26 +189,26 @@ def _newest(project: str) -> str:
     return os.path.dirname(max(used, key=lambda marker: used[marker], default=""))
 
 
-def _all_wanted(project: str, files: Sequence[Sequence[Any]], sources: Mapping[str, str]) -> tuple[Wanted, ...]:
-    """What is to be sent next, at most ``ROUND_BYTES``, or the first part of one file."""
+def _all_wanted(query: MakeCopy, files: Sequence[Sequence[Any]], sources: Mapping[str, str]) -> tuple[Wanted, ...]:
+    """What is to be sent next, at most ``round_bytes``, or the first part of one file."""
     sizes = {noted[2]: noted[0] for noted in files if len(noted) > 1 and noted[2] not in sources}
     found, nbytes = list[Wanted](), 0
     for digest, size in sizes.items():
-        wanted = _wanted(project, digest, size)
+        wanted = _wanted(query, digest, size)
         nbytes += wanted.nbytes
-        if found and (nbytes > ROUND_BYTES or len(found) == MAX_WANTED):
+        if found and (nbytes > query.round_bytes or len(found) == MAX_WANTED):
             break
         found.append(wanted)
     return tuple(found)
 
 
-def _wanted(project: str, digest: str, size: int) -> Wanted:
+def _wanted(query: MakeCopy, digest: str, size: int) -> Wanted:
     try:
-        offset = os.stat(f"{_received(project, digest)}.part").st_size
+        offset = os.stat(f"{_received(query.project, digest)}.part").st_size
     except FileNotFoundError:
         offset = 0
     offset = offset if offset < size else 0
-    return Wanted(digest, offset, min(size - offset, ROUND_BYTES))
+    return Wanted(digest, offset, min(size - offset, query.round_bytes))
 
 
 # The folder in which workers run.
