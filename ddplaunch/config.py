@@ -282,6 +282,9 @@ class LaunchConfig(AgentConfig):
         injections: faults to inject in a dry run, as on the command line: ``kill rank=3 after=5s``.
         slurm_job: the SLURM job that contains this process.
         requeue_on: names of the signals after which SLURM is to requeue that job; they stop the run, too.
+        stop_before_end: signal that the workers get before the end of the job, and how many seconds before; None: none.
+        time_limit_s: seconds from the start after which the job ends; None: the scheduler says it.
+        job_ends_s: by its scheduler, in seconds since 1970; None: not known. A run with ``stop_before_end`` fills it.
         keep_warm_s: leave torch imported on each node for the next run, for so many seconds; 0: do not use what an
             earlier run has left; None: leave nothing.
         snapshot: copy the code before the run, and run the copy.
@@ -311,6 +314,9 @@ class LaunchConfig(AgentConfig):
     injections: tuple[str, ...] = ()
     slurm_job: SlurmJob | None = None
     requeue_on: tuple[str, ...] = ()
+    stop_before_end: tuple[str, float] | None = None
+    time_limit_s: float | None = None
+    job_ends_s: float | None = None
     keep_warm_s: float | None = None
     snapshot: bool = False
     snapshot_include: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Failures and warnings for the user: LaunchError, StartNotice, and the exit codes of ddplaunch (80-89, 93)."""
+"""Failures and warnings for the user: LaunchError, StartNotice, and the exit codes of ddplaunch (80-90, 93)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ HUNG = 87
 HARDWARE = 88
 NO_REPORT = 89
 """Of --attach and --wait: the run's launcher was killed, so that nobody knows the run's exit code."""
+
+TIME_IS_UP = 90
+"""The run was stopped before the end of its job, and is to go on in another one."""
 
 GAVE_UP = 93
 """The script wants no restart; of a worker and of the run. NVIDIA's resiliency extension has the same code."""

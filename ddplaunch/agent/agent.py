@@ -194,6 +194,9 @@ class Agent(NodeServices):
     def is_stopping(self) -> bool:
         return self._stop_order is not None
 
+    def stops_by(self) -> float:
+        return self._kill_deadline
+
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self.rendezvous.why_workers_must_stop is not None)
 
@@ -272,7 +275,8 @@ class Agent(NodeServices):
         if not self.wait(lambda: not self.forkserver.is_starting, time.monotonic() + processes.UNKILLABLE_AFTER_S):
             self.forkserver.close_forkserver()  # The forkserver hangs; the sweep kills workers that it has started.
         if not group.all_ended:
-            self._kill_deadline = min(self._kill_deadline, time.monotonic() + self.spec.timeouts.shutdown_timeout_s)
+            if not self._stop_order:  # It has a grace period of its own.
+                self._kill_deadline = min(self._kill_deadline, time.monotonic() + self.spec.timeouts.shutdown_timeout_s)
             group.stop(self._stop_order.signum if self._stop_order else signal.SIGTERM)
             self.wait(lambda: group.all_ended, lambda: self._kill_deadline)
         if not group.all_ended:
@@ -324,7 +328,7 @@ class Agent(NodeServices):
             case _ if isinstance(event, ForkserverEvent):
                 self.forkserver.handle_event(event)
             case StopWorkers():
-                self._on_stop(event)
+                self.stop(event)
             case LauncherLost():
                 self._on_launcher_lost()
             case SignalReceived(signum=signum):
@@ -372,7 +376,7 @@ class Agent(NodeServices):
     def _on_launcher_lost(self) -> None:
         self._why_stopped_alone = f"the agent on {self.spec.host} lost contact with the launcher"
         self.rendezvous.on_launcher_lost()
-        self._on_stop(StopWorkers(signal.SIGTERM, self.spec.timeouts.shutdown_timeout_s))
+        self.stop(StopWorkers(signal.SIGTERM, self.spec.timeouts.shutdown_timeout_s))
 
     def _on_signal(self, signum: int) -> None:
         self.outbox.send(AgentSignalled(signum))
@@ -380,9 +384,9 @@ class Agent(NodeServices):
             return
         name = first_failure.describe(-signum)
         self._why_stopped_alone = f"another process sent {name} to the agent on {self.spec.host}"
-        self._on_stop(StopWorkers(signum, self.spec.timeouts.shutdown_timeout_s))
+        self.stop(StopWorkers(signum, self.spec.timeouts.shutdown_timeout_s))
 
-    def _on_stop(self, order: StopWorkers) -> None:
+    def stop(self, order: StopWorkers) -> None:
         earlier, self._stop_order = self._stop_order, order
         self._kill_deadline = min(self._kill_deadline, time.monotonic() + order.grace_s)
         # SLURM signals both agent and launcher: only an order with less time is the user's second signal.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.start_plan import Placement
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.launcher_agent import Report, StopWorkers
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.system.unix_socket import Connection, LocalServer
@@ -46,6 +46,8 @@ class NodeServices:
             without a message unless the attempt that it names runs.
         wait: handles events until a condition holds (True), or until a deadline, which may change.
         is_stopping: whether the run, or this node's part in it, is being stopped.
+        stops_by: until when workers that are being stopped may run, as ``time.monotonic()``.
+        stop: stops the run on this node, as an order of its launcher to stop it, which must know it.
         fail: makes the attempt fail for another reason than a worker's exit.
         start_member: starts the member of the rendezvous with five descriptors (three streams, its channel, the
             endpoint's socket), and closes them in this process. Raises a LaunchError if it cannot.
@@ -62,6 +64,8 @@ class NodeServices:
     report: Callable[[Report], None]
     wait: Wait
     is_stopping: Callable[[], bool]
+    stops_by: Callable[[], float]
+    stop: Callable[[StopWorkers], None]
     fail: Callable[[AttemptFailure], None]
     start_member: Callable[[list[int]], None]
 

@@ -54,6 +54,7 @@ AFTER_OPTIONS = {
             "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout, --busy-timeout), 88 hardware, "
             "89 unknown to --wait",
         ),
+        ("90", "the time of the job is nearly over: start it again (--stop-before-end)"),
         ("93", "the script gave up: no restart (ddplaunch.give_up)"),
         ("128+N", "stopped by signal N, the run (130: Ctrl-C, 143: SIGTERM) or the worker that failed first"),
         ("others", "exit code of the worker that failed first"),

@@ -26,6 +26,7 @@ def result(
     error: LaunchError | None,
     signals: Sequence[int],
     signals_came_late: bool = False,
+    continues: bool = False,
     unkillable_pids: tuple[int, ...],
     unreachable_hosts: tuple[str, ...],
     duration_s: float,
@@ -34,12 +35,13 @@ def result(
     """The result of a run.
 
     ``error`` is the reason of a failure other than a worker's; ``signals`` are the signals that stopped the run, in
-    order. ``signals_came_late``: the outcome was known before the first of them. The other arguments are fields of the
-    result.
+    order. ``signals_came_late``: the outcome was known before the first of them. ``continues``: the run was stopped so
+    that it goes on later. The other arguments are fields of the result.
     """
     last = attempts[-1] if attempts else None
     outcome, first = _outcome(last, error, may_be_stopped=bool(signals) and not signals_came_late)
     code = error.exit_code if error else _exit_code(outcome, first, signals, last, left_running=bool(unkillable_pids))
+    code = errors.TIME_IS_UP if continues and outcome == "stopped" else code
     return RunResult(
         run_id=run_id,
         exit_code=code,

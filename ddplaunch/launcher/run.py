@@ -364,6 +364,7 @@ class Run:
             error=error,
             signals=self._shutdown.signals,
             signals_came_late=self._shutdown.came_late,
+            continues=self._shutdown.continues,
             unkillable_pids=self._nodes.unkillable_pids,
             unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
             duration_s=time.monotonic() - self._started_at,

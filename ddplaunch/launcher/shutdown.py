@@ -5,7 +5,6 @@ Runs in the launcher, in the main thread. It decides when and how fast the agent
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable
@@ -37,6 +36,7 @@ class Shutdown:
         outcome_known_at: when a node has reported that no attempt follows, as ``time.monotonic()``.
         requests: how often the user has asked to stop, also while watches hold nodes and after the run.
         error: the reason of a failure other than a worker's; of several errors the first.
+        continues: a watch has stopped the run, so that it goes on later (``stop_to_continue``).
         others_stop: the run is over, since the agent of a node has ended, or by a bug: the other nodes are stopped.
         has_killed: agents that did not end in time have been killed.
     """
@@ -53,7 +53,7 @@ class Shutdown:
         self.signals: list[int] = []
         self.outcome_known_at = self._signalled_at = NEVER
         self.error: LaunchError | None = None
-        self.others_stop = False
+        self.continues = self.others_stop = False
         self.has_killed = False
         self.requests = StopRequests()
         self._kill_at = NEVER
@@ -89,7 +89,7 @@ class Shutdown:
         if not self._stops(signum) or (node and not follows):
             if signal.Signals(signum).name in PASSED_TO_WORKERS:
                 (node.handle if node else self._nodes).send(PassSignal(signum))
-        elif not (follows and signum in self.signals) and self.requests.is_new(event.received_at):
+        elif not (follows and (self.continues or signum in self.signals)) and self.requests.is_new(event.received_at):
             self._on_request(signum, follows and f"; {follows}", event.received_at)
 
     def _stops(self, signum: int) -> bool:
@@ -103,20 +103,34 @@ class Shutdown:
         if self.requests.is_new(time.monotonic(), _VIEWERS_MOMENT_S):
             self._on_request(signal.SIGTERM, "", time.monotonic())
 
-    def _on_request(self, signum: int, remark: str, received_at: float) -> None:
+    def stop_to_continue(self, signum: int, grace_s: float, why: str) -> None:
+        """A watch stops the run, which is to go on later: as a user's first signal, but with this grace period.
+
+        No effect on a run that is being stopped, or whose outcome is known. ``why`` begins the message. Until the end,
+        signals after which something follows are part of this stop: a scheduler may send them now, too.
+        """
+        if not self.in_progress and self.outcome_known_at == NEVER:
+            self.continues, now = True, time.monotonic()
+            follows = self._what_follows(signum)
+            self.requests.is_new(now)
+            self._on_request(signum, follows and f"; {follows}", now, grace_s, why)
+
+    def _on_request(
+        self, signum: int, remark: str, received_at: float, grace_s: float | None = None, why: str = ""
+    ) -> None:
+        """``grace_s``: for a first request; None: as the user has set it. ``why``: who asks, if not a signal."""
         if self._stops_rest(signum):
             return
         self._note_signal(signum, received_at)
         count = min(self.requests.count, 3)
-        graces_s = [
-            min(grace_s, self._config.timeouts.shutdown_timeout_s) for grace_s in (math.inf, _SECOND_GRACE_S, 0.0)
-        ]
+        usual_s = self._config.timeouts.shutdown_timeout_s
+        graces_s = [usual_s if grace_s is None else grace_s, min(_SECOND_GRACE_S, usual_s), 0.0]
         self._stop_workers(signum if count == 1 else signal.SIGTERM, graces_s[count - 1])
         name = signal.Signals(signum).name
-        by = " by SIGTERM" if count == 2 and signum != signal.SIGTERM else ""
-        kills = [f"SIGKILL in {grace_s:g} s" if grace_s else "SIGKILL at once" for grace_s in graces_s]
+        by = f" by {name}" if why else " by SIGTERM" if count == 2 and signum != signal.SIGTERM else ""
+        kills = [f"SIGKILL in {each_s:g} s" if each_s else "SIGKILL at once" for each_s in graces_s]
         again = f"; a {'second' if count == 1 else 'third'} signal: {kills[count]}" if count < 3 else ""
-        text = f"{name}: stopping the workers{by}, {kills[count - 1]}{again}{remark}"
+        text = f"{why or name}: stopping the workers{by}, {kills[count - 1]}{again}{remark}"
         self._messages.show(text, Level.NORMAL, "signal")
 
     def on_quit(self, who: str) -> None:

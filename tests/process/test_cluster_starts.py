@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import signal
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,14 @@ def job_id() -> str:
     return str(secrets.randbelow(10**9))
 
 
-def task(job_id: str, script: Path, rank: int, *options: str) -> Running:
+def task(
+    job_id: str,
+    script: Path,
+    rank: int,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+) -> Running:
     """The task of one of the two nodes of a step."""
     variables = {
         "SLURM_JOB_ID": job_id,
@@ -39,7 +47,7 @@ def task(job_id: str, script: Path, rank: int, *options: str) -> Running:
         "SLURM_LOCALID": "0",
         "SLURMD_NODENAME": NODES.split(",")[rank],
     }
-    return start(*options, script, env={"OMP_NUM_THREADS": "1", **variables})
+    return start(*options, script, *arguments, env={"OMP_NUM_THREADS": "1", **variables, **(env or {})})
 
 
 def test_ports_of_other_runs_are_passed_over(job_id: str, script: Path):

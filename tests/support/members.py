@@ -66,6 +66,10 @@ class Node(NodeServices):
         """Whether the test has set ``must_stop``."""
         return self.must_stop
 
+    def stops_by(self) -> float:
+        """The agent has no order with a longer time."""
+        return 0.0
+
     def wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = float("inf")) -> bool:
         """As in the agent, until the member says GIVE_UP."""
         bound = time.monotonic() + _BOUND_S

@@ -65,7 +65,8 @@ def test_a_parser_reads_all_values_of_a_run() -> None:
     run = of_run("running", {**numbers, "restarts_total": 1, "nodes": 0, "workers": 16}, "0.1")
     written = text("job7", [*run, *node.values()])
     golden.check("metrics", {"a run of one node": written})
-    known = {each.name for each in METRICS} - {"ddplaunch_run_exit_code", "ddplaunch_run_end_time_seconds"}
+    absent = {f"ddplaunch_run_{name}" for name in ("exit_code", "end_time_seconds", "limit_time_seconds")}
+    known = {each.name for each in METRICS} - absent
     assert parsed(written).keys() == known
 
 

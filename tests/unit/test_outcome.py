@@ -21,11 +21,11 @@ def test_a_run_has_one_outcome_and_one_exit_code() -> None:
         exit_ = WorkerExit(1, 0, "node1", 1, 1, stopped=False, time_s=0.0, duration_s=1.0)
         exit_ = replace(exit_, error=WorkerError(message, "", 0.0), **given.pop("exit", {}))
         signals = tuple(getattr(signal, name) for name in given.pop("signals", ()))
-        left, is_late = given.pop("left", ()), given.pop("late", False)
+        left, is_late, continues = given.pop("left", ()), given.pop("late", False), given.pop("continues", False)
         attempt = AttemptResult(0, given.pop("outcome", "failed"), (exit_,), 1.0, cause=exit_)
         result = outcome.result(
             run_id="run", attempts=[replace(attempt, **given)], error=None, signals=signals, signals_came_late=is_late,
-            unkillable_pids=left, unreachable_hosts=(), duration_s=1.0, run_dir=None,
+            continues=continues, unkillable_pids=left, unreachable_hosts=(), duration_s=1.0, run_dir=None,
         )  # fmt: skip
         assert result.unkillable_pids == left
         first = result.first_failure

@@ -52,6 +52,10 @@ class Run:
     def signal(self, name: str, received_at: str) -> None:
         self.stopping.on_signal(SignalReceived(signal.Signals[name], float(received_at)))
 
+    def time_is_up(self) -> None:
+        """A watch stops the run, which is to go on later."""
+        self.stopping.stop_to_continue(signal.SIGUSR1, 285.0, "the time limit is 5 min away")
+
     def outcome_known(self) -> None:
         self.stopping.outcome_known_at = self.now
 

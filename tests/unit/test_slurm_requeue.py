@@ -25,7 +25,9 @@ def test_a_run_that_is_to_be_requeued_says_so_and_only_one_of_its_launchers_has_
         given = golden.keywords(question)
         signals = [signal.Signals[name] for name in given["signals"]]
         result = RunResult("run", 128 + signals[0], given.get("outcome", "stopped"), 1.0, ())
-        result = with_job(result, job := SlurmJob("7", **given["job"]), signals)
+        result = with_job(
+            result, job := SlurmJob("7", **given["job"]), signals, continues=given.get("continues", False)
+        )
         assert result.slurm_job == job
         return f"{result.exit_code}{', requeued' if result.will_requeue else ''}"
 

@@ -265,8 +265,10 @@ class MultiNodeRendezvous(Rendezvous):
 
     def _await_verdict(self, client: RendezvousClient, succeeded: bool) -> RoundVerdict | None:
         """The verdict; None if none comes in time. No deadline after a success: other nodes may run for days."""
-        limit_s = self._spec.timeouts.shutdown_timeout_s + client.config.silent_after_s + _VERDICT_S
-        deadline = NEVER if succeeded else time.monotonic() + limit_s
+        stopped_by = time.monotonic() + self._spec.timeouts.shutdown_timeout_s
+        if self._node.is_stopping():  # The other nodes, too, mostly by the same order.
+            stopped_by = max(stopped_by, self._node.stops_by())
+        deadline = NEVER if succeeded else stopped_by + client.config.silent_after_s + _VERDICT_S
         may_stop_early = succeeded or self._one_launcher_leads
 
         def is_done() -> bool:

@@ -65,6 +65,7 @@ METRICS = (
     Metric("run_update_time_seconds", "when this file was written, in seconds since 1970"),
     Metric("run_end_time_seconds", "when the run ended, in seconds since 1970; only after the end"),
     Metric("run_exit_code", "exit code of the run; only after the end"),
+    Metric("run_limit_time_seconds", "when the job ends, in seconds since 1970; only with --stop-before-end"),
     Metric("run_attempt", "number of the attempt, from 0 on"),
     Metric("run_restarts_total", "restarts after failures"),
     Metric("run_nodes", "nodes of this launcher that take part"),
@@ -221,6 +222,7 @@ class MetricsWatch(Watch):
         self._messages, self._participants = run.messages, run.participants
         self._state: RunState = "starting"
         self._run_values: dict[str, float] = {"start_time_seconds": time.time(), "workers": 0}
+        self._limit_s: object = None
         self._of_node: dict[int, NodeMetrics] = {}
         self._restarts: set[int] = set()
         self._due = time.monotonic()
@@ -247,6 +249,11 @@ class MetricsWatch(Watch):
                 if node and node.started.attempt == attempt:
                     node.add(samples)
 
+    def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
+        """When the job ends, as the feature ``time_limit`` notes it. Any thread."""
+        if event == "time_limit":
+            self._limit_s = facts.get("end_t")
+
     def run_due(self, now: float) -> float:
         """Write the file, if it is time. Returns when to call again."""
         if now >= self._due:
@@ -262,6 +269,8 @@ class MetricsWatch(Watch):
             "restarts_total": len(self._restarts),
             "nodes": len(present),
         }
+        if isinstance(self._limit_s, float):
+            self._run_values["limit_time_seconds"] = self._limit_s
         nodes = (self._of_node[index].values() for index in present if index in self._of_node)
         # Nodes may have agreed on another run id.
         return text(self._messages.run_id, chain(of_run(self._state, self._run_values), *nodes))

@@ -6,6 +6,7 @@ Imported at each start of the command: imports no reader.
 from ddplaunch.features.schedulers.info import SchedulerRow
 
 _READERS = "ddplaunch.features.other_schedulers.readers"
+_ENDS = "ddplaunch.features.other_schedulers.job_end"
 
 SCHEDULERS = (
     SchedulerRow(
@@ -47,6 +48,7 @@ SCHEDULERS = (
         reader=f"{_READERS}:lsf",
         own_variables=("LSB_*", "LSF_*"),
         job=("LSB_JOBID", "LSB_JOBINDEX"),
+        ends=f"{_ENDS}:lsf",
     ),
     SchedulerRow(
         word="pbs",
@@ -55,6 +57,7 @@ SCHEDULERS = (
         reader=f"{_READERS}:pbs",
         own_variables=("PBS_*",),
         job=("PBS_JOBID",),
+        ends=f"{_ENDS}:pbs",
     ),
     SchedulerRow(
         word="kubernetes",

@@ -240,10 +240,13 @@ def _facts(files: RunFiles, told: Story) -> list[tuple[str, str]]:
     length = report.duration_s if report and len(files.launchers) == 1 else told.whole.length
     ranks = {bar.rank for bars in told.nodes.values() for bar in bars}
     restarts = max((attempt.restart_count for attempt in files.attempts), default=0)
+    is_live, limit_s = files.is_live and not report, run_json.job_end(files.events)
     facts = [
         ("duration", duration(length)),
+        ("time left", "" if limit_s is None or not is_live else duration(max(0.0, limit_s - told.whole.end))),
+        ("time limit", "" if limit_s is None else local_time(limit_s, _DATE)),
         ("started", local_time(told.whole.start, _DATE)),
-        ("ended", "" if files.is_live and not report else local_time(told.whole.end, _DATE)),
+        ("ended", "" if is_live else local_time(told.whole.end, _DATE)),
         ("nodes", _node_count(told)),
         ("ranks", str(len(ranks) or "")),
         ("attempts", str(len(told.attempts) or "")),

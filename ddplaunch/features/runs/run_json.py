@@ -165,6 +165,12 @@ def starts(events: Iterable[Json | None]) -> Iterator[tuple[Json, int, range]]:
 # Values.
 
 
+def job_end(events: Iterable[Json]) -> float | None:
+    """When the scheduler ends the job, in seconds since 1970, as a run has noted it last; None: no run has noted it."""
+    ends = [number(event, "end_t") for event in events if event.get("event") == "time_limit"]
+    return ends[-1] if ends else None
+
+
 def text(body: Json, key: str) -> str:
     """The text at ``key``; empty if there is none."""
     value = body.get(key)

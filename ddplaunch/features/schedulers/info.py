@@ -47,6 +47,10 @@ class SchedulerRow:
             first of them is set in every process of the job. Only one row of a scheduler has them.
         job_processes: names of processes of the scheduler: the nearest ancestor of the launcher with one of them ends
             when the job ends. Empty: the outermost ancestor that has the first variable of ``job`` is taken for that.
+        ends: ``module:name`` of the function that says when the job ends; empty: it is not known. It takes the
+            environment, and returns seconds since 1970, infinity for a job without a limit, None if it is not known.
+            It may run a command, for up to 5 s. With ``anew=False`` variables suffice; they keep what held when the job
+            was started. Only a row with ``job`` has it.
     """
 
     word: str
@@ -58,6 +62,7 @@ class SchedulerRow:
     ranks: tuple[str, ...] = ()
     job: tuple[str, ...] = ()
     job_processes: tuple[str, ...] = ()
+    ends: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

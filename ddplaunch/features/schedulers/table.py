@@ -60,3 +60,11 @@ def detect(environ: Mapping[str, str], cluster: str = "auto") -> SchedulerInfo |
 def jobs(environ: Mapping[str, str]) -> tuple[SchedulerRow, ...]:
     """A row of each scheduler that has a job of which this process is a part."""
     return tuple(row for row in TABLE if row.job and environ.get(row.job[0]))
+
+
+def job_ends(environ: Mapping[str, str], *, anew: bool) -> tuple[float | None, ...]:
+    """When each job ends of which this process is a part, as ``SchedulerRow.ends``; empty if no scheduler says it.
+
+    Blocks for up to some seconds. ``anew``: ask, although variables say what held when the job was started.
+    """
+    return tuple(load(row.ends)(environ, anew=anew) for row in jobs(environ) if row.ends)

@@ -141,12 +141,14 @@ class Requeue(Watch):
         self._job, self._shutdown, self._show = run.config.slurm_job, run.shutdown, run.messages.show
 
     def after_stop(self, signum: int) -> str:
-        """Whether it is a signal of ``--requeue-on``."""
-        return "the job is requeued afterwards" if requeue.is_asked_for(self._job, [signum]) else ""
+        """Whether it is a signal of ``--requeue-on``, or the run is stopped so that it goes on later."""
+        is_time_up = self._shutdown.continues and not self._shutdown.signals  # Later signals may be the user's.
+        asks = bool(is_time_up and self._job and self._job.requeue_on)
+        return "the job is requeued afterwards" if asks or requeue.is_asked_for(self._job, [signum]) else ""
 
     def add_to_result(self, result: RunResult) -> RunResult:
         """Add the job, and whether SLURM starts it again."""
-        return requeue.with_job(result, self._job, self._shutdown.signals)
+        return requeue.with_job(result, self._job, self._shutdown.signals, continues=self._shutdown.continues)
 
     def on_run_ended(self, end: RunEnd) -> None:
         """Requeue the job if the run is to continue."""

@@ -93,9 +93,13 @@ def is_asked_for(job: SlurmJob | None, signals: Iterable[int]) -> bool:
     return job is not None and any(signal.Signals(signum).name in job.requeue_on for signum in signals)
 
 
-def with_job(result: RunResult, job: SlurmJob | None, signals: Iterable[int]) -> RunResult:
-    """``result`` of a run in ``job`` that these signals have stopped, with what SLURM does next."""
-    requeues = result.outcome == "stopped" and is_asked_for(job, signals)
+def with_job(result: RunResult, job: SlurmJob | None, signals: Iterable[int], *, continues: bool = False) -> RunResult:
+    """``result`` of a run in ``job`` that these signals have stopped, with what SLURM does next.
+
+    ``continues``: the run was stopped so that it goes on later: any --requeue-on requeues it.
+    """
+    is_to_requeue = is_asked_for(job, signals) or bool(continues and job and job.requeue_on)
+    requeues = result.outcome == "stopped" and is_to_requeue
     # With `srun --kill-on-bad-exit`, a step that fails would end the one that requeues the job.
     code = 0 if requeues and job and not job.requests_requeue else result.exit_code
     return replace(result, exit_code=code, slurm_job=job, will_requeue=requeues)

@@ -5,14 +5,15 @@ Source of the format: SLURM's source code and what 22.05 prints.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ddplaunch.errors import UsageError
-from ddplaunch.features.slurm.reader import parse_node_list
+from ddplaunch.features.slurm.reader import parse_node_list, read_job
 from ddplaunch.text import quote
 
 SOON_S = 900.0
@@ -29,6 +30,7 @@ _LEAVING = {
 """State flags of a node that gets no further jobs."""
 
 _MAX_REASON = 200
+_ANSWER_S = 5.0
 
 
 def run(timeout_s: float, *arguments: str, seconds: bool = False) -> tuple[int, str]:
@@ -54,6 +56,21 @@ def run(timeout_s: float, *arguments: str, seconds: bool = False) -> tuple[int, 
         return 1, f"scontrol: {error.strerror}"
     complaint = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
     return done.returncode, (complaint or f"scontrol ended with {done.returncode}") if done.returncode else done.stdout
+
+
+def job_end(environ: Mapping[str, str], *, anew: bool) -> float | None:
+    """When the job of this process ends, as ``SchedulerRow.ends``.
+
+    SLURM sets the variable since 23.02, for each job and step, and never changes it; scontrol knows a limit that was
+    changed. Source: SLURM's source code, ``env.c``, and its changelog.
+    """
+    told, job = _seconds(environ.get("SLURM_JOB_END_TIME", "")), read_job(environ, is_first=True)
+    if job is None or (told is not None and not anew):
+        return told
+    code, output = run(_ANSWER_S, "show", "job", "--oneliner", job.id, seconds=True)
+    if code or field(output, "JobState") == "":
+        return None
+    return math.inf if field(output, "TimeLimit") == "UNLIMITED" else _seconds(field(output, "EndTime"))
 
 
 def leaving(nodes: str, reservations: str, now_s: float, own_reservation: str = "") -> dict[str, str]:

@@ -24,6 +24,7 @@ SCHEDULERS = (
         job_reader=f"{_READER}:read_job",
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
         job_processes=("slurmstepd", "salloc"),
+        ends="ddplaunch.features.slurm.scontrol:job_end",
     ),
 )
 

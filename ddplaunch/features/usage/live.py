@@ -73,7 +73,7 @@ class _Table:
             shown = node_table(lines)
             hidden = len(shown) - max(rows - 3, _LEAST_ROWS)
             shown = [*shown[:-hidden], f"... and {hidden} more nodes"] if hidden > 0 else shown
-        head = title(self._run.run_id, max(0.0, now - self._started_s), nodes, lines, now)
+        head = title(self._run.run_id, max(0.0, now - self._started_s), nodes, lines, now, _end_of_job(folders))
         return [escape(line)[:columns] for line in (head, *shown)]
 
     def follow(self) -> None:
@@ -112,6 +112,12 @@ def _failed(folders: Iterable[Path], attempt: int | None) -> frozenset[int]:
         integer(event, "rank") for events in found for event in events if event and event.get("attempt") == attempt
     ]
     return frozenset(rank for rank in failed if rank is not None)
+
+
+def _end_of_job(folders: Iterable[Path]) -> float | None:
+    """When the job ends, if the launchers have been told; in seconds since 1970."""
+    found = (run_json.lines(folder / run_json.EVENTS, b'"time_limit"', _MAX_EVENT_BYTES) for folder in folders)
+    return run_json.job_end([event for events in found for event in events if event])
 
 
 # The table.
@@ -203,9 +209,17 @@ def _text(quantity: Quantity, value: float) -> str:
     return f"{value:.0f} %" if quantity.is_percent else f"{value:.3g}"
 
 
-def title(run_id: str, running_s: float, nodes: Sequence[NodeSamples], lines: Sequence[RankLine], now: float) -> str:
-    """What the table is about."""
+def title(
+    run_id: str,
+    running_s: float,
+    nodes: Sequence[NodeSamples],
+    lines: Sequence[RankLine],
+    now: float,
+    end_s: float | None = None,
+) -> str:
+    """What the table is about; ``end_s``: when the job ends."""
     text = f"{run_id}: running for {elapsed(running_s)}"
+    text += "" if end_s is None else f", {elapsed(max(0.0, end_s - now))} left"
     attempt = newest_attempt(nodes)
     if attempt is None:
         return f"{text}; no usage sample yet"
