@@ -1,15 +1,18 @@
 """Addresses and listening sockets of this machine, and the addresses for connections from other nodes.
 
-Runs in the agent. Loads psutil only where network interfaces are listed.
+Runs in the agent. Interfaces are asked of the kernel: no package for that is on a host to which ddplaunch was sent.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import os
 import re
 import socket
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
@@ -22,6 +25,13 @@ _BACKLOG = 4096
 
 _BRIDGE = re.compile(r"docker|br-|virbr|veth|cni|flannel|cali|vmnet|lxc|podman")
 _LOCAL_ONLY = re.compile(r"127\.|::1$|fe80:|169\.254\.", re.IGNORECASE)
+
+_SIOCGIFCONF, _SIOCGIFFLAGS, _RUNNING = 0x8912, 0x8913, 0x40
+"""Of netdevice(7): list the IPv4 addresses; read the flags of an interface, and IFF_RUNNING of them."""
+
+_IFREQ_BYTES, _MAX_ADDRESSES = 40, 4096
+_LINK_LOCAL = 0x20
+"""Scope of an address in /proc/net/if_inet6."""
 
 
 def listen(host: str, address: str, port: int, *, only_reserve: bool = False) -> socket.socket:
@@ -120,17 +130,13 @@ def own_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
 
     Addresses of bridges for containers and virtual machines come last, because they are equal on every host.
     """
-    import psutil
-
-    stats = psutil.net_if_stats()
     is_bridge: dict[str, bool] = {}
     by_ssh = environ.get("SSH_CONNECTION", "").split()
     if len(by_ssh) == 4:
         is_bridge[by_ssh[2].removeprefix("::ffff:")] = False
-    for name, addresses in sorted(psutil.net_if_addrs().items()):
-        for address in addresses:
-            if address.family in (socket.AF_INET, socket.AF_INET6) and name in stats and stats[name].isup:
-                is_bridge.setdefault(address.address, bool(_BRIDGE.match(name)))
+    for name, address in sorted(_addresses(), key=lambda each: each[0]):
+        if _is_up(name):
+            is_bridge.setdefault(address, bool(_BRIDGE.match(name)))
     usable = [address for address in is_bridge if not _LOCAL_ONLY.match(address)]
     return tuple(sorted(usable, key=lambda address: (is_bridge[address], ":" in address and len(by_ssh) < 4)))
 
@@ -141,13 +147,9 @@ def address_of(host: str, interface: str) -> str:
     Raises:
         LaunchError: the interface does not exist or has no address.
     """
-    import psutil
-
-    interfaces = psutil.net_if_addrs()
-    families = (socket.AF_INET, socket.AF_INET6)
-    addresses = [entry.address for entry in interfaces.get(interface, ()) if entry.family in families]
+    addresses = [address for name, address in _addresses() if name == interface]
     if not addresses:
-        names = ", ".join(name for name in sorted(interfaces) if name != "lo")
+        names = ", ".join(name for _, name in sorted(socket.if_nameindex()) if name != "lo")
         raise LaunchError(
             f"--interface {interface}: {host} has no address on it", f"Its interfaces: {names}.", RENDEZVOUS
         ) from None
@@ -159,12 +161,31 @@ def interface_environ(address: str, *, is_chosen: bool) -> dict[str, str]:
 
     ``is_chosen``: by the user, so that NCCL must use it, too.
     """
-    import psutil
-
-    for name, entries in psutil.net_if_addrs().items():
-        if name != "lo" and any(entry.address == address for entry in entries):
+    for name, own in _addresses():
+        if name != "lo" and own == address:
             return {"GLOO_SOCKET_IFNAME": name, **({"NCCL_SOCKET_IFNAME": f"={name}"} if is_chosen else {})}
     return {}
+
+
+def _addresses() -> Iterator[tuple[str, str]]:
+    """The addresses of this machine, each with the name of its network interface; IPv4 first."""
+    buffer = array.array("B", bytes(_IFREQ_BYTES * _MAX_ADDRESSES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        answer = fcntl.ioctl(asked, _SIOCGIFCONF, struct.pack("iP", len(buffer), buffer.buffer_info()[0]))
+    for start in range(0, struct.unpack("iP", answer)[0], _IFREQ_BYTES):
+        name, address = struct.unpack_from("16s4x4s", buffer, start)
+        yield os.fsdecode(name.partition(b"\0")[0]), socket.inet_ntoa(address)
+    with contextlib.suppress(FileNotFoundError), open("/proc/thread-self/net/if_inet6") as file:
+        for digits, _, _, scope, _, name in map(str.split, file):
+            text = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+            yield name, f"{text}%{name}" if int(scope, 16) == _LINK_LOCAL else text
+
+
+def _is_up(name: str) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        answer = fcntl.ioctl(asked, _SIOCGIFFLAGS, struct.pack("16s24x", os.fsencode(name)))
+        return bool(struct.unpack_from("16sH", answer)[1] & _RUNNING)
+    return False
 
 
 SLOW_LOOKUP_S = 0.5

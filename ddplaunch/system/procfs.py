@@ -1,6 +1,6 @@
 """Reads /proc and signals processes found there, whoever started them.
 
-Used in every process, also on the hot path: plain reads of single files, no psutil. Only ``open_files`` raises for a
+Used in every process, also on the hot path: plain reads of single files. Only ``open_files`` raises for a
 process that is gone or belongs to another user.
 """
 

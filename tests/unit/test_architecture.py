@@ -56,7 +56,6 @@ HOMES = {
     "markupsafe": {"features/page"},
     "torch": {"rendezvous", "worker", "features"},
     "pynvml": {"system", "features/gpus"},
-    "psutil": {"system", "features"},
     "paramiko": {"features/ssh"},
     "cryptography": {"features/ssh"},
 }

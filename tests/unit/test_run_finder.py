@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -55,8 +54,7 @@ def test_a_made_run_id_is_recognised() -> None:
 
 def test_an_agent_that_a_worker_of_another_run_has_started_has_its_own_run_id() -> None:
     def inspected(pid: int, tag: str, run_id: str, *command: str, **launcher_tags: str) -> run_finder._Inspected:
-        process = SimpleNamespace(pid=pid)
-        return run_finder._Inspected(process, 1, pid, tag, run_id, launcher_tags, command)  # type: ignore[arg-type]
+        return run_finder._Inspected(pid, b"7", 1, pid, tag, run_id, launcher_tags, command)
 
     inner, outer, of_all = "20261120-193012-000001", "20261120-193012-000002", "20261120-193012-000003"
     worker_of_outer = inspected(1, outer, of_all, "python", **{inner: inner})

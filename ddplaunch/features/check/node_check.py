@@ -51,6 +51,9 @@ _GPUS_S = 3.0
 
 _FAST_IMPORT_S = 5.0
 _NULL = subprocess.DEVNULL
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""A character in /proc/self/mounts, as a space."""
+
 _TIMED_IMPORT = """
 import ctypes, signal, time
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the agent, which waits for this process.
@@ -180,9 +183,8 @@ def _import_torch(python: str) -> ImportTimes:
 
 def _file_system(path: str) -> str:
     """Kind and mount point of the file system of ``path``; empty without /proc."""
-    import psutil
-
-    mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    lines = (line.split() for line in os.fsdecode(procfs.read("/proc/self/mounts")).splitlines())
+    mounts = {_ESCAPED.sub(lambda found: chr(int(found[1], 8)), line[1]): line[2] for line in lines}
     above = next((str(folder) for folder in Path(path).parents if str(folder) in mounts), "")
     return f"{mounts[above]} at {above}" if above else ""
 

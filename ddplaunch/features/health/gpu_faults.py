@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from ddplaunch.config import NO_LOGS
 from ddplaunch.features.gpus.records import Gpu, GpuEvent, GpuReading, GpusRead, IbPort
 from ddplaunch.features.health import findings, gpu_events, log_folder, rules
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.system import devices
+from ddplaunch.system import devices, procfs
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote, size
 from ddplaunch.threads import start_work
@@ -257,11 +256,8 @@ def _holders(gpu: GpuReading) -> str:
 
 
 def _name(pid: int) -> str:
-    import psutil  # A start does not wait for it.
-
-    with contextlib.suppress(psutil.Error):
-        return f" {quote(psutil.Process(pid).name())}"
-    return ""
+    name = procfs.read(f"/proc/{pid}/comm").strip()
+    return f" {quote(os.fsdecode(name))}" if name else ""
 
 
 # For ``--check``: what a start would find.

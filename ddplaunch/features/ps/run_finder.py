@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, BinaryIO
-
-import psutil
 
 from ddplaunch.features.ps.queries import (
     ENDING_EXTRA_S,
@@ -45,6 +44,8 @@ _MAX_SCRIPT = 200
 
 _HELPERS: tuple[ProcessKind, ...] = ("forkserver", "store", "member", "relay")
 
+_PSS, _REAL_USER = re.compile(rb"^Pss:\s+(\d+)", re.MULTILINE), re.compile(rb"^Uid:\s+(\d+)", re.MULTILINE)
+
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h, a flag in /proc/PID/stat."""
 
@@ -54,23 +55,20 @@ class RunProcess:
     """One process of a run. A launcher of several runs has one RunProcess for each.
 
     Attributes:
-        process: compared by pid and start time, since pids are reused.
+        started: when it has been started, as the kernel says it: pids are reused.
         tag: the node tag; the run tag for a launcher.
         run_id: the run id; that of ``tag``, or another on which the nodes have agreed.
         launcher_alive: whether this process is an agent whose launcher is alive.
         script: what the workers run, as far as this process shows it; that may change, so it is not compared.
     """
 
-    process: psutil.Process
+    pid: int
+    started: bytes
     tag: str
     run_id: str
     kind: ProcessKind
     launcher_alive: bool = False
     script: str = field(default="", compare=False)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
 
 def serve(query: ListRuns | EndRun, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...] | None:
@@ -94,24 +92,22 @@ def find_runs() -> RunsFound:
 def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
     counts = Counter(process.kind for process in found)
     by_kind = sorted(found, key=lambda process: PROCESS_KINDS.index(process.kind))  # The launcher knows best.
-    oldest_s = min(process.process.create_time() for process in found)
     return RunOnHost(
         run_tag=run_tag,
         run_id=found[0].run_id,
         counts=tuple((kind, counts[kind]) for kind in PROCESS_KINDS if counts[kind]),
-        age_s=max(0.0, time.time() - oldest_s),
-        memory_bytes=sum(_memory_bytes(process.process) for process in found),
+        age_s=max(procfs.age_s(process.pid) for process in found),
+        memory_bytes=sum(_memory_bytes(process.pid) for process in found),
         launcher_alive=any(process.kind in ("launcher", "keeper") or process.launcher_alive for process in found),
         script=quote(next((process.script for process in by_kind if process.script), ""), _MAX_SCRIPT),
         launchers=tuple(process.pid for process in found if process.kind == "launcher"),
     )
 
 
-def _memory_bytes(process: psutil.Process) -> int:
+def _memory_bytes(pid: int) -> int:
     """Proportional set size; 0 if it cannot be read."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return int(process.memory_full_info().pss)
-    return 0
+    found = _PSS.search(procfs.read(f"/proc/{pid}/smaps_rollup"))
+    return int(found[1]) * 1024 if found else 0
 
 
 def _machine() -> str:
@@ -128,7 +124,8 @@ class _Inspected:
         launcher_tags: run tags of the runs that this process leads, each with its run id.
     """
 
-    process: psutil.Process
+    pid: int
+    started: bytes
     parent: int
     session: int
     tag: str
@@ -153,13 +150,13 @@ def find_processes() -> tuple[tuple[RunProcess, ...], tuple[int, ...]]:
     cgroup_tags = {pid: tag for folder, tag in cgroup.of_runs() for pid in cgroup.members(folder)}
     inspected: dict[int, _Inspected] = {}
     hidden_pids = []
-    for process in psutil.process_iter():
+    for pid in procfs.pids():
         try:
-            inspected[process.pid] = _inspect(process, cgroup_tags.get(process.pid, ""))
-        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            inspected[pid] = _inspect(pid, cgroup_tags.get(pid, ""))
+        except (FileNotFoundError, ProcessLookupError):
             continue
-        except (psutil.AccessDenied, PermissionError):
-            hidden_pids.append(process.pid)
+        except PermissionError:
+            hidden_pids.append(pid)
     launchers = {pid for pid, candidate in inspected.items() if candidate.launcher_tags}
     agents = {pid for pid, candidate in inspected.items() if candidate.tag and candidate.is_agent}
     return tuple(_run_processes(inspected.values(), launchers, agents)), tuple(hidden_pids)
@@ -178,40 +175,38 @@ def _run_ids(inspected: Iterable[_Inspected], agents: set[int]) -> dict[str, str
     return found
 
 
-def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
+def _inspect(pid: int, cgroup_tag: str) -> _Inspected:
     """Read the data that determine a process's run and kind. ``cgroup_tag`` is the node tag in the name of its cgroup.
 
     Raises:
-        psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError: the process has ended, or it is a zombie, a kernel
-            thread, or a process of another user or container.
-        psutil.AccessDenied, PermissionError: a process of this user that cannot be inspected.
+        FileNotFoundError, ProcessLookupError: the process has ended, or it is a zombie, a kernel thread, or a process
+            of another user or container.
+        PermissionError: a process of this user that cannot be inspected.
     """
-    pid = process.pid
-    if not _is_live_and_ours(process):
-        raise psutil.NoSuchProcess(pid)
-    if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
-        raise psutil.NoSuchProcess(pid)
-    # psutil's environ() stops at an empty entry, and a program that changes its title may leave one.
+    fields = procfs.stat(pid)
+    if not _is_live_and_ours(pid, fields) or os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
+        raise ProcessLookupError
     with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
         environ = file.read()
     return _Inspected(
-        process=process,
-        parent=process.ppid(),
+        pid=pid,
+        started=fields[procfs.STARTED],
+        parent=int(fields[procfs.PARENT]),
         session=os.getsid(pid),
         tag=next(filter(run_tags.is_tag, procfs.values(environ, environment.RUN_ID)), cgroup_tag),
         run_id=next(procfs.values(environ, environment.TORCHELASTIC_RUN_ID), ""),
         launcher_tags=run_tags.launcher_memfds(pid),
-        command=tuple(process.cmdline()),
+        command=tuple(os.fsdecode(procfs.read(f"/proc/{pid}/cmdline")).removesuffix("\0").split("\0")),
         has_our_state_folder=run_folders.has_our_state_folder(environ),
     )
 
 
-def _is_live_and_ours(process: psutil.Process) -> bool:
+def _is_live_and_ours(pid: int, fields: Sequence[bytes]) -> bool:
     """Whether the process is alive and this user's by its real user id, which a setuid program keeps."""
-    fields = procfs.stat(process.pid)
     if not fields or fields[procfs.STATE] in (b"Z", b"X") or int(fields[procfs.FLAGS]) & _KERNEL_THREAD:
         return False
-    return process.uids().real == os.getuid()
+    found = _REAL_USER.search(procfs.read(f"/proc/{pid}/status"))
+    return bool(found and int(found[1]) == os.getuid())
 
 
 def _run_processes(inspected: Collection[_Inspected], launchers: set[int], agents: set[int]) -> Iterator[RunProcess]:
@@ -219,16 +214,16 @@ def _run_processes(inspected: Collection[_Inspected], launchers: set[int], agent
     for candidate in inspected:
         if candidate.is_keeper:
             state = " ".join(candidate.command[2:])
-            yield RunProcess(candidate.process, KEEPER_ID, KEEPER_ID, "keeper", script=state)
-        scripts = _scripts_of_launcher(candidate.process.pid) if candidate.launcher_tags else {}
+            yield RunProcess(candidate.pid, candidate.started, KEEPER_ID, KEEPER_ID, "keeper", script=state)
+        scripts = _scripts_of_launcher(candidate.pid) if candidate.launcher_tags else {}
         for tag, run_id in candidate.launcher_tags.items():
-            yield RunProcess(candidate.process, tag, run_id, "launcher", script=scripts.get(tag, ""))
+            yield RunProcess(candidate.pid, candidate.started, tag, run_id, "launcher", script=scripts.get(tag, ""))
         if candidate.tag:
             kind = _kind(candidate, agents)
             launcher_alive = kind == "agent" and _has_launcher(candidate, launchers)
             run_id = run_ids.get(run_tags.run_tag_of(candidate.tag)) or run_tags.run_id_of(candidate.tag)
             script = _script_of_worker(candidate.command) if kind == "worker" else ""
-            yield RunProcess(candidate.process, candidate.tag, run_id, kind, launcher_alive, script)
+            yield RunProcess(candidate.pid, candidate.started, candidate.tag, run_id, kind, launcher_alive, script)
 
 
 def _is_helper(candidate: _Inspected, agents: set[int]) -> bool:
@@ -249,13 +244,13 @@ def _script_of_worker(command: tuple[str, ...]) -> str:
 
 
 def _kind(candidate: _Inspected, agents: set[int]) -> ProcessKind:
-    if candidate.process.pid in agents:
+    if candidate.pid in agents:
         return "agent"
     for kind in _HELPERS:
         if candidate.command[:2] == ("ddplaunch", kind):
             return kind
     # Orphans of a worker also become children of the agent, but seldom lead a session.
-    is_leader = candidate.session == candidate.process.pid
+    is_leader = candidate.session == candidate.pid
     return "worker" if candidate.parent in agents and is_leader else "other"
 
 
@@ -326,7 +321,7 @@ def _kill_processes(run_id: str, excluded: frozenset[int]) -> tuple[int, ...]:
 def _signal(process: RunProcess, signum: int) -> None:
     """Signal through a pidfd, opened before the check that the pid still belongs to this process."""
     with procfs.pidfd(process.pid) as fd, contextlib.suppress(ProcessLookupError, PermissionError):
-        if process.process.is_running():
+        if procfs.stat(process.pid)[procfs.STARTED :][:1] == [process.started]:
             procfs.send_signal(process.pid, fd, signum)
 
 
@@ -344,4 +339,8 @@ def _pids(found: Iterable[RunProcess]) -> tuple[int, ...]:
 
 def _own_pids() -> frozenset[int]:
     """This process and all its parents."""
-    return frozenset((os.getpid(), *(parent.pid for parent in psutil.Process().parents())))
+    found, pid = set[int](), os.getpid()
+    while fields := procfs.stat(pid):
+        found.add(pid)
+        pid = int(fields[procfs.PARENT])
+    return frozenset(found)
