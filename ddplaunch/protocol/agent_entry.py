@@ -50,10 +50,14 @@ STANDARD_LIBRARY_FIRST = (
 A process of ddplaunch does not import the ``queue.py`` of a project in PYTHONPATH; workers see Python's own order.
 """
 
-IMPORT_PACKAGE = (
-    f"{DROP_FIRST_PATH}; root = sys.argv.pop(1); search_path = sys.path[:]; {STANDARD_LIBRARY_FIRST}; "
+LOAD_PACKAGE = (
     "from importlib import util; spec = util.spec_from_file_location('ddplaunch', root + '/ddplaunch/__init__.py'); "
     "sys.modules['ddplaunch'] = util.module_from_spec(spec); spec.loader.exec_module(sys.modules['ddplaunch'])"
+)
+"""Text that imports ddplaunch from the folder ``root``, whichever is installed."""
+
+IMPORT_PACKAGE = (
+    f"{DROP_FIRST_PATH}; root = sys.argv.pop(1); search_path = sys.path[:]; {STANDARD_LIBRARY_FIRST}; {LOAD_PACKAGE}"
 )
 """Begin of a text for ``python -c``: imports ddplaunch from its first argument, ``PACKAGE_ROOT``.
 

@@ -101,6 +101,8 @@ class AgentHandle(abc.ABC):
         self._post(facts)
         if facts.kept:
             self._post(Notice(f"{host}: {facts.kept}", 1))
+        if facts.sent:
+            self._post(Notice(f"{host}: runs the ddplaunch that was sent to it", 1))
 
     def _deliver_records(self, stream: BinaryIO) -> bool:
         """Read the agent's records from ``stream`` until it closes: output is shown, the other records are posted.
@@ -271,13 +273,14 @@ class NodeFacts:
     Attributes:
         pid: of the agent, as itself sees it: in a container, another process may have this pid outside. 0 if the
             answer holds no pid that may be signalled.
-        error: why ddplaunch cannot be imported, or the launcher not be reached.
+        error: why ddplaunch cannot be loaded, or the launcher not be reached.
         directory: why the working directory cannot be entered; empty if it can.
         kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
         failed: the step that failed before the agent could start: ``python`` or ``setup``, with ``status`` as its exit
             code, or ``call``, the connection to the launcher, with the addresses and the reasons in ``error``.
         has_connected: the agent is connected to the launcher, which reads the facts there.
         not_connected: why it is not, although it was to be.
+        sent: it runs a ddplaunch that a launcher has sent to it.
     """
 
     pid: int = 0
@@ -292,6 +295,7 @@ class NodeFacts:
     status: int = 0
     has_connected: bool = False
     not_connected: str = ""
+    sent: bool = False
 
 
 @dataclass(frozen=True)

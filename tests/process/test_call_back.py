@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.remote import call_back, caller, remote_start
+from ddplaunch.features.remote import call_back, caller, io_thread, package, remote_start
 from ddplaunch.features.remote.call_back import CallBackHandle, CallBackServer
 from ddplaunch.features.remote.io_thread import Connection, IoThread
 from ddplaunch.features.remote.remote_start import RemoteStart
@@ -115,6 +115,33 @@ def test_an_agent_has_the_tag_of_its_node_and_ends_with_its_connection(launcher:
     assert launcher.get() == ChannelClosed()
     assert node.wait(WAIT_S) == 0
     assert not is_alive(connected.pid)
+
+
+def test_a_node_without_the_package_gets_it_over_the_connection(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow link: what the node has not taken yet is not copied for it."""
+    nowhere = {"root": "/nowhere", "version": __version__, "file": [], "wheel": ""}
+    monkeypatch.setattr(package, "identity", lambda: nowhere)
+    most, send = 0, Connection.send
+
+    def counted(connection: Connection, data: bytes) -> None:
+        nonlocal most
+        send(connection, data)
+        most = max(most, len(connection._unsent))
+
+    monkeypatch.setattr(Connection, "send", counted)
+    python = str(Path(sys.executable).resolve())
+    start = replace(START, python=python, env={**START.env, "HOME": str(tmp_path), "PYTHONPATH": ""})
+    launcher.node(starts=(start,))
+    connected = launcher.get()
+    assert isinstance(connected, NodeFacts), connected
+    assert connected.sent
+    assert most <= io_thread.READ_BYTES
+    launcher.handle.end_input()
+    events = [launcher.get() for _ in range(3)]
+    assert events[1:] == [AgentEnded(), ChannelClosed()]
+    assert len(list((tmp_path / ".local/state/ddplaunch/packages").glob("[0-9a-f]*"))) == 1
 
 
 def test_a_node_that_is_numbered_otherwise_has_its_tag_all_the_same(launcher: Launcher) -> None:

@@ -40,6 +40,7 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.failures import HostFailure, failures_table
+from ddplaunch.transport.handle import NodeFacts
 
 if TYPE_CHECKING:
     from ddplaunch.cli.commands import Request
@@ -87,7 +88,7 @@ def check(request: Request) -> int:
     problems = [*page.problems(nodes), *deep_check.problems(gpu_rates)]
     if nodes:
         show(page.node_table(nodes))
-    for line in page.imports(nodes):
+    for line in filter(None, (*page.imports(nodes), page.sent(nodes))):
         show(line)
     if rates and len(nodes) > 1:
         show(page.rates(rates.all_reduce, rates.backend, nodes))
@@ -256,4 +257,5 @@ def _checked(node: QueriedNode) -> CheckedNode:
         clock_error_s=half_s,
         unreachable=connected.failed,
         imports=node.answers[ImportTimes],
+        sent=node.answers.get(NodeFacts, NodeFacts()).sent,
     )

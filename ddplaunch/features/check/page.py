@@ -49,6 +49,7 @@ class CheckedNode:
         bytes_per_s: best rate to and from one other node, of a few other nodes.
         unreachable: hosts that this node cannot connect to, each with the reason.
         imports: the times of importing torch.
+        sent: the node runs a ddplaunch that was sent to it.
     """
 
     host: str
@@ -59,6 +60,7 @@ class CheckedNode:
     bytes_per_s: float = 0.0
     unreachable: tuple[tuple[str, str], ...] = ()
     imports: ImportTimes = ImportTimes()
+    sent: bool = False
 
 
 def node_table(nodes: Sequence[CheckedNode]) -> str:
@@ -128,6 +130,12 @@ def imports(nodes: Sequence[CheckedNode]) -> list[str]:
     """How long ``import torch`` took, at first and again; one line for all nodes that read it from the same place."""
     found = grouped((node.imports.file_system, node) for node in nodes if node.imports.times_s)
     return [f"import torch{_of(group, nodes)}: {_times(group)}{_from(name)}" for name, group in found.items()]
+
+
+def sent(nodes: Sequence[CheckedNode]) -> str:
+    """Which nodes have not this ddplaunch; empty if all have it."""
+    names = [node.host for node in nodes if node.sent]
+    return f"ddplaunch was sent to {fold(names)}: this version is not installed there" if names else ""
 
 
 def _of(group: Sequence[CheckedNode], nodes: Sequence[CheckedNode]) -> str:

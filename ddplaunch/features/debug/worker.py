@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features import worker_patches
+from ddplaunch.protocol.agent_entry import LOAD_PACKAGE, PACKAGE_ROOT
 from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
@@ -36,15 +37,19 @@ _goes_on = False
 """The user has told the debugger to continue."""
 
 
-_IN_CHILD = """\
+_IN_CHILD = f"""\
 try:
+    import sys
+    if "ddplaunch" not in sys.modules:
+        root = {{!r}}
+        {LOAD_PACKAGE}
     from ddplaunch.features.debug import worker
-except ImportError:
+except (ImportError, OSError):
     pass
 else:
-    worker.prepare(*{!r})
+    worker.prepare(*{{!r}})
 """
-"""Another interpreter may not have ddplaunch."""
+"""Another interpreter may be too old for ddplaunch; and one that is installed may be another version."""
 
 
 class _Debugger(WorkerPart):
@@ -84,7 +89,11 @@ def prepare(socket_name: str, worker: int, stops: bool) -> None:
     worker_patches.after_import("pudb.debugger", _patch_pudb)
     worker_patches.after_import("IPython.terminal.debugger", _patch_ipython)
     worker_patches.after_import("IPython.terminal.interactiveshell", _patch_ipython_shell)
-    worker_patches.in_children("debug", lambda: (exec, (_IN_CHILD.format((_socket_name, _worker, _stops)), {})))
+    worker_patches.in_children("debug", lambda: (exec, (_in_child(), {})))
+
+
+def _in_child() -> str:
+    return _IN_CHILD.format(PACKAGE_ROOT, (_socket_name, _worker, _stops))
 
 
 def _patch_debugger(debugger: Any) -> None:

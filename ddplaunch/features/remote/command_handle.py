@@ -107,9 +107,8 @@ class CommandHandle(PopenHandle):
         try:
             timeout.start()
             with contextlib.suppress(OSError):  # The command has exited already; the HostFailure contains its output.
-                self._stdin.write(remote_start.first_input(self._start))
-                self._stdin.flush()
-            facts = remote_start.wait_for_facts(self._stdout, self._output_lines)
+                self._write(remote_start.first_input(self._start))
+            facts = remote_start.wait_for_facts(self._stdout, self._output_lines, self._write)
             if facts.failed:
                 self._stderr_reader.join(_END_S)  # It has the reason.
             failure = remote_start.check_facts(self.host, facts, self._start, tuple(self._output_lines))
@@ -127,6 +126,10 @@ class CommandHandle(PopenHandle):
             return HostFailure(self.host, "start", message, NO_ROOM_HINT)
         finally:
             timeout.cancel()
+
+    def _write(self, data: bytes) -> None:
+        self._stdin.write(data)
+        self._stdin.flush()
 
     # The thread that reads stderr.
 

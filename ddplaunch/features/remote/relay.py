@@ -59,17 +59,18 @@ def proof(secret: str, *words: str) -> str:
     return hmac.digest(secret.encode(), " ".join(words).encode(), "sha256").hex()
 
 
-def connect_node(marker: bytes) -> str:
-    """Read from stdin what the launcher has sent for this, and connect to it.
+def connect_node(line: bytes, marker: bytes) -> str:
+    """Connect to the launcher.
 
     Args:
+        line: what it has sent for this, as ``AgentListener.given`` returns it.
         marker: what the launcher reads from the login, if the connections are open.
 
     Returns:
         Empty in the process that becomes the agent: its standard streams lead to the launcher. Otherwise why there is
         no connection, and nothing has changed.
     """
-    given = json.loads(_line_of_stdin())
+    given = json.loads(line)
     if given.get("in_vain"):
         return "other nodes cannot connect to the launcher"
     if why_it_ends := _ends_with_login():
@@ -86,14 +87,6 @@ def connect_node(marker: bytes) -> str:
                 _become_agent(records, errors, marker)
                 return ""
     return ", ".join(why) or "it has no address of the launcher"
-
-
-def _line_of_stdin() -> bytes:
-    """What follows belongs to the agent: nothing more is read."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
-        line += byte
-    return line
 
 
 def _ends_with_login() -> str:

@@ -3,7 +3,8 @@
 Runs in the launcher. The transports to other machines send the command; this module makes the texts and checks the
 facts. That command is constant, without the user's texts: it reads one line from stdin and runs the line as a /bin/sh
 script, which sets the environment and executes the agent's Python. Before its first record the agent's process writes
-one line: ``FACTS_PREFIX`` and JSON. Everything before that line is output of login scripts.
+one line: ``FACTS_PREFIX`` and JSON. Everything before that line is output of login scripts, or asks for what the node
+needs (``package``).
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ddplaunch.features.remote import package
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import (
     AGENT_MODULE,
     COLLECT_SELDOM,
     DROP_FIRST_PATH,
-    PACKAGE_ROOT,
+    LOAD_PACKAGE,
     STANDARD_LIBRARY_FIRST,
     START_VARIABLE,
 )
@@ -77,45 +79,89 @@ _SHELL_VARIABLES = re.compile(
 )
 """Variables that a shell does not allow to set, or that have no meaning on another machine."""
 
-_BEGIN = f"{COLLECT_SELDOM}\n{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}"
+_BEGIN = f"{COLLECT_SELDOM}\n{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}\n{package.HAS_PACKAGE}"
 
 _STARTER = r"""
 import json, re, signal
+
+def say(prefix, text):
+    os.write(1, ("\n" + prefix + text + "\n").encode())
+
+def read_line():
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(1)
+        line += byte
+    return line
+
+def needed(name):
+    say(start["needs"], name)
+    left, parts = int(read_line()), []
+    while left:
+        parts.append(os.read(0, left))
+        if not parts[-1]:
+            sys.exit(1)
+        left -= len(parts[-1])
+    return b"".join(parts)
+
+def receive(roots):
+    signal.alarm(start["first_record_s"])
+    try:
+        body, scope = json.loads(needed("receiver").decode()), {}
+        exec(body["text"], scope)
+        return scope["receive"](body["wanted"], roots, body["bases"], lambda: needed("package"))
+    finally:
+        signal.alarm(0)
+
+def use_package():
+    from importlib import util
+    found = util.find_spec("ddplaunch")
+    installed = [os.path.dirname(os.path.dirname(found.origin))] if found and found.origin else []
+    roots = installed + [start["package"]["root"]]
+    root = next((each for each in roots if has_package(each, start["package"])), None) or receive(roots)
+    facts["sent"] = root not in roots
+    if root not in installed:
+        for name in [name for name in sys.modules if name.split(".")[0] == "ddplaunch"]:
+            del sys.modules[name]
+        sys.path.append(root)
+        exec(start["load"], {"root": root, "sys": sys})
+    import ddplaunch
+    facts["ddplaunch"] = ddplaunch.__version__
+
 facts = {"pid": os.getpid(), "python": ".".join(map(str, sys.version_info[:3]))}
 try:
     os.chdir(os.path.expanduser(start["cwd"]))
     facts["has_script"] = not start["script"] or os.path.exists(os.path.expanduser(start["script"]))
 except OSError as error:
     facts["directory"] = error.strerror
+given = read_line() if "connects" in start else b""
 try:
-    try:
-        import ddplaunch
-    except ImportError:
-        sys.path.append(start["root"])
-        import ddplaunch
-    facts["ddplaunch"] = ddplaunch.__version__
-    from importlib.util import find_spec
-    torch = find_spec("torch")
-    if torch:
-        facts["torch"] = "unknown"
-        with open(os.path.join(torch.submodule_search_locations[0], "version.py")) as file:
-            facts["torch"] = re.search("__version__ *= *.([^'\"]+)", file.read()).group(1)
+    if sys.version_info[:2] >= (3, 10):
+        use_package()
+        from importlib.util import find_spec
+        torch = find_spec("torch")
+        if torch:
+            facts["torch"] = "unknown"
+            with open(os.path.join(torch.submodule_search_locations[0], "version.py")) as file:
+                facts["torch"] = re.search("__version__ *= *.([^'\"]+)", file.read()).group(1)
 except Exception as error:
     facts["error"] = "%s: %s" % (type(error).__name__, error)
-if facts.get("ddplaunch") == start["version"] and "connects" in start:
+if "ddplaunch" in facts and "connects" in start:
     from ddplaunch.features.remote.relay import connect_node
     marker = "\n" + start["prefix"] + json.dumps({"has_connected": True}) + "\n"
-    facts["not_connected"] = connect_node(marker.encode())
+    facts["not_connected"] = connect_node(given, marker.encode())
     facts["pid"] = os.getpid()
 agent = None
-if facts.get("ddplaunch") == start["version"] and "kept" in start and "directory" not in facts:
+if "ddplaunch" in facts and "kept" in start and "directory" not in facts:
     from ddplaunch import features
     for module in features.modules("early_agent"):
         agent = agent or module.offer_here(start, facts)
-os.write(1, ("\n" + start["prefix"] + json.dumps(facts) + "\n").encode())
+say(start["prefix"], json.dumps(facts))
 if agent:
     agent.follow()
-if facts.get("ddplaunch") == start["version"]:
+if "ddplaunch" in facts:
     signal.alarm(start["first_record_s"])
     __import__(start["entry"], fromlist=["main"]).main()
 """
@@ -197,8 +243,8 @@ def first_input(start: RemoteStart, text: str = "", before: str = "") -> bytes:
     that runs is there in the variable ``text``.
     """
     values: dict[str, Any] = {"cwd": start.cwd, "script": start.script, "entry": start.entry}
-    values |= {"root": PACKAGE_ROOT, "version": __version__, "prefix": FACTS_PREFIX.decode()}
-    values["first_record_s"] = _FIRST_RECORD_S
+    values |= {"package": package.identity(), "needs": package.PREFIX.decode(), "prefix": FACTS_PREFIX.decode()}
+    values |= {"load": LOAD_PACKAGE, "first_record_s": _FIRST_RECORD_S}
     if start.kept:
         values["kept"] = start.kept
     if start.connects:
@@ -244,18 +290,24 @@ def read_facts(line: bytes) -> NodeFacts | None:
     return facts if 1 < facts.pid <= _LARGEST_PID else replace(facts, pid=0)
 
 
-def wait_for_facts(stream: BinaryIO, login_output: deque[str]) -> NodeFacts:
+def wait_for_facts(stream: BinaryIO, login_output: deque[str], send: Callable[[bytes], object]) -> NodeFacts:
     """Block for the facts on the remote stdout; lines of login scripts before them go to ``login_output``.
+
+    ``send`` writes to the remote stdin what the node needs before that.
 
     Raises:
         EOFError: the stream ended without facts.
-        OSError: more than 1 MiB came before them.
+        OSError: more than 1 MiB came before them, or ``send`` has failed.
     """
     nbytes = 0
+    answered: set[str] = set()
     while line := stream.readline(MAX_ANSWER_BYTES):
         facts = read_facts(line)
         if facts:
             return facts
+        if answer := package.answer(line, answered):
+            send(answer)
+            continue
         nbytes += len(line)
         if nbytes > _MAX_LOGIN_OUTPUT_BYTES:
             raise OSError("the login scripts print too much")
@@ -301,12 +353,10 @@ def last_words(printed: str) -> str:
 
 
 def _check_packages(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:
-    wanted = __version__
-    pip_hint = f"`pip install ddplaunch=={wanted}` for {start.python} there."
-    if not facts.ddplaunch:
-        return HostFailure(host, "ddplaunch", f"ddplaunch is missing ({facts.error})", pip_hint)
-    if facts.ddplaunch != wanted:
-        return HostFailure(host, "ddplaunch", f"ddplaunch {facts.ddplaunch}, and {wanted} here", pip_hint)
+    if facts.ddplaunch != __version__:
+        message = f"ddplaunch cannot be loaded: {facts.error or f'it is {facts.ddplaunch}'}"
+        hint = f"Make room in one of these folders, or `pip install ddplaunch=={__version__}` for {start.python} there."
+        return HostFailure(host, "ddplaunch", message, hint)
     if start.needs_torch and not facts.torch:
         hint = f"Install torch for {start.python} there, or name another interpreter with --remote-python."
         return HostFailure(host, "torch", f"{start.python} has no torch", hint)

@@ -129,6 +129,7 @@ class Queries:
         match event:
             case NodeFacts():
                 node.deadline = time.monotonic() + self._answer_s
+                node.answers[NodeFacts] = event
             case HostFailure():
                 node.failure = event
             case AgentFailed(message=message, hint=hint):

@@ -164,7 +164,7 @@ class SshHandle(CallBackHandle):
                 reader = io.BufferedReader(stream, BUFFER_BYTES)
                 with contextlib.suppress(OSError):  # The login has ended already; the failure contains its output.
                     send_all(channel, remote_start.first_input(self.start) + self._given())
-                facts = remote_start.wait_for_facts(reader, self._printed)
+                facts = remote_start.wait_for_facts(reader, self._printed, functools.partial(send_all, channel))
                 if facts.failed:
                     stream.exit_code(_EXIT_CODE_TIMEOUT_S)  # Reads the rest of stderr, which has the reason.
         except Exception as error:
