@@ -197,9 +197,8 @@ class RemoteConfig:
         config: ssh configuration file in place of the user's; None: the user's.
         accept_new: accept and store the keys of unknown hosts, as ``ssh -o StrictHostKeyChecking=accept-new``.
         connect_timeout_s: seconds for one attempt, from the name look-up to the login.
-        start_timeout_s: seconds from the login, or the start of srun or another such command, to the agent's first
-            record, ``setup`` included.
-        python: interpreter of the agents; None: the path of the launcher's interpreter.
+        start_timeout_s: seconds from the login, or from the start of srun, to the agent's first record, with ``setup``.
+        python: interpreter of the agents, also of those here; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.
         environ: variables that all workers get, also those on this machine, as pairs.
         transport: how hosts are reached: ``ssh``, ``srun``, or another row of ``transport.transports.TABLE``.
@@ -285,11 +284,14 @@ class LaunchConfig(AgentConfig):
         stop_before_end: signal that the workers get before the end of the job, and how many seconds before; None: none.
         time_limit_s: seconds from the start after which the job ends; None: the scheduler says it.
         job_ends_s: by its scheduler, in seconds since 1970; None: not known. A run with ``stop_before_end`` fills it.
-        keep_warm_s: leave torch imported on each node for the next run, for so many seconds; 0: do not use what an
-            earlier run has left; None: leave nothing.
+        keep_warm_s: seconds for which torch stays imported on each node; 0: use nothing that is left; None: leave none.
         snapshot: copy the code before the run, and run the copy.
         snapshot_include: files and folders that are code, too, though git ignores them.
         sync: copy the code to the hosts, which do not have it, and run it there.
+        env: file of which each host makes the Python environment of agents and workers; None: they have theirs.
+        env_args: further arguments for uv, which makes it.
+        env_wheels: folder with the wheels to install from; None: uv finds them.
+        env_dir: folder for environments on each host; None: the default.
         code: the snapshot that the workers run, a folder; None: the files themselves. A run with ``snapshot`` fills it.
         notices: messages about the configuration, shown at the start.
 
@@ -322,6 +324,10 @@ class LaunchConfig(AgentConfig):
     snapshot_include: tuple[str, ...] = ()
     sync: bool = False
     code: str | None = None
+    env: str | None = None
+    env_args: str | None = None
+    env_wheels: str | None = None
+    env_dir: str | None = None
     notices: tuple[StartNotice, ...] = ()
 
     def __post_init__(self) -> None:
@@ -386,13 +392,8 @@ class LaunchConfig(AgentConfig):
         if self.hosts and len(self.hosts) < self.min_nodes:
             named = "one host is named" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts are named"
             raise OptionError("--nnodes", given, named, "Name more hosts, or lower --nnodes.")
-        least_s = (
-            _MIN_WITHOUT_HEARTBEAT_S
-            if self.each_node_has_launcher
-            else _MIN_LOST_AFTER_S
-            if self.max_nodes > 1
-            else 0.0
-        )
+        of_pings_s = _MIN_LOST_AFTER_S if self.max_nodes > 1 else 0.0
+        least_s = _MIN_WITHOUT_HEARTBEAT_S if self.each_node_has_launcher else of_pings_s
         waited_s = self.rendezvous.silent_after_s if self.rendezvous else self.timeouts.lost_after_s
         if waited_s < least_s:
             problem = f"{waited_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"

@@ -71,6 +71,7 @@ class Agent(NodeServices):
         self.outbox, self._mailbox, self.post = outbox, mailbox, mailbox.post
         # First: a driver that does not answer delays both this and the placement, at the same time.
         self.begun = parts.begin(spec, mailbox.post)
+        start_plan.check_program(spec.program, spec.host, os.environ.get("PATH", os.defpath))
         plan = choose_start(spec, os.environ, script_file.is_plain)
         self.placement = start_plan.place_workers(spec, os.environ)
         open_files = limits.raise_limit_for_workers(spec.host, self.placement.local_world_size)
@@ -79,9 +80,8 @@ class Agent(NodeServices):
         self.rendezvous = self._choose_rendezvous()
         self.report = self.rendezvous.send_report if spec.each_node_has_launcher else outbox.send
         self._group: WorkerGroup | None = None
-        self._takes_part = True
+        self._takes_part, self._last_start_at = True, 0.0
         self._helper_pids: dict[int, int] = {}
-        self._last_start_at = 0.0
         # Why this node stops its workers; event handlers set these, conditions of ``wait`` read them.
         # _failure: the attempt has failed, besides by a worker's exit.
         # rendezvous.why_workers_must_stop: other nodes end it.

@@ -19,7 +19,6 @@ from ddplaunch import errors, features
 from ddplaunch.agent import this_node
 from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.launcher_channel import Inbox, Outbox
-from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
@@ -112,7 +111,6 @@ def _execute(
         inbox = Inbox(stream, mailbox, outbox.send)
         spec = this_node.prepare(order)
         after_end.append(lambda: _after_end(spec, outbox, mailbox, inbox.is_closed))
-        start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(spec, outbox, mailbox, warm)
         unkillable = agent.run()
         if inbox.is_closed.is_set():

@@ -51,6 +51,7 @@ class Host:
         port: ssh's port; None for the one of ssh's configuration.
         slots: number of workers; None if not given.
         devices: ids of the devices that workers may use; None for all.
+        python: interpreter of its agent; None for that of all hosts. Users cannot name it; a feature may set it.
 
     Raises:
         UsageError: an invalid value; the message does not name the host.
@@ -61,6 +62,7 @@ class Host:
     port: int | None = None
     slots: int | None = None
     devices: tuple[str, ...] | None = None
+    python: str | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)

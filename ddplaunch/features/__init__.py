@@ -103,6 +103,7 @@ FEATURES = (
     Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), needs=("gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
+    Feature("environments", ("agent", "queries"), needs=("runs",), early_if=("env",)),
     Feature("snapshot", ("launcher", "agent", "worker", "records", "queries"), ("runs",), ("snapshot", "sync", "code")),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), early_if=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),

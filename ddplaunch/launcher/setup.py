@@ -144,7 +144,7 @@ def open_console(config: LaunchConfig, folder: Path | None, stdout_fd: int, *, i
 
 def program(config: LaunchConfig) -> Program:
     """What the workers run."""
-    python = config.python or (sys.executable if config.is_local else "")
+    python = config.python or (sys.executable if config.is_local and not config.remote.python else "")
     return Program(config.entry, config.script, config.script_args, python, config.text)
 
 

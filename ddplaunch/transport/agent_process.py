@@ -29,7 +29,7 @@ _START = f"""{COLLECT_SELDOM}
 {IMPORT_PACKAGE}; root in sys.path or sys.path.append(root); from {AGENT_MODULE} import main; main()"""
 
 COMMAND = (sys.executable, "-c", _START, PACKAGE_ROOT)
-"""Arguments of the process; shown by --plan."""
+"""Arguments of the process, unless it has another interpreter; shown by --plan."""
 
 
 _END_S = 5.0
@@ -70,11 +70,15 @@ class AgentProcess:
 
 
 def start(
-    env: Mapping[str, str], inherited_fds: Mapping[str, int] | None = None, cwd: str | None = None
+    env: Mapping[str, str],
+    inherited_fds: Mapping[str, int] | None = None,
+    cwd: str | None = None,
+    python: str | None = None,
 ) -> AgentProcess:
     """Start an agent in a new session: Ctrl-C in the terminal signals only the launcher.
 
-    The agent inherits ``inherited_fds``; they are closed in this process.
+    The agent inherits ``inherited_fds``; they are closed in this process. ``python``: its interpreter; None: that of
+    this process.
 
     Raises:
         OSError: no room for a process, or no folder ``cwd``.
@@ -82,8 +86,9 @@ def start(
     fds = inherited_fds or {}
     pipe = subprocess.PIPE
     try:
+        words, passed = (python or COMMAND[0], *COMMAND[1:]), tuple(fds.values())
         process = subprocess.Popen(
-            COMMAND, stdin=pipe, stdout=pipe, env=env, pass_fds=tuple(fds.values()), cwd=cwd, start_new_session=True
+            words, stdin=pipe, stdout=pipe, env=env, pass_fds=passed, cwd=cwd, start_new_session=True
         )
     finally:
         for fd in fds.values():
@@ -100,7 +105,8 @@ def start_node(config: LaunchConfig, node_tag: str, is_first: bool, stdout_fd: i
     """
     if not config.chdir:
         working_folder()  # In a deleted folder, Python 3.13.0 cannot import socket (CPython issue 130932).
-    return start(environ(config, node_tag), inherited(config, stdout_fd) if is_first else {}, config.chdir)
+    fds = inherited(config, stdout_fd) if is_first else {}
+    return start(environ(config, node_tag), fds, config.chdir, config.remote.python)
 
 
 def environ(config: LaunchConfig, node_tag: str) -> dict[str, str]:

@@ -160,7 +160,7 @@ def _node(
         directory=config.chdir or script_file.working_folder(),
     )
     if config.hosts:
-        start = remote_start.agent_start(config, RUN_ID)
+        start = remote_start.agent_start(config, index, RUN_ID)
         row = transports.row(config.remote.transport)
         transport: type[Transport] = load(row.class_path)
         node = replace(node, python=start.python, directory=start.cwd, setup=start.setup, way=row.way)

@@ -189,7 +189,7 @@ class CommandTransport(Transport):
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> CommandHandle:
         command = self.command(self._config, index)
-        start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
+        start = remote_start.agent_start(self._config, index, self._node_tag(index), purpose)
         try:
             return CommandHandle(self.node_names[index], command, start, post, output)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:

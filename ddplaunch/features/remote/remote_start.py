@@ -208,8 +208,8 @@ class RemoteStart:
     timeout_s: float = 60.0
 
 
-def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -> RemoteStart:
-    """How to start an agent. All processes of a node of a run get ``node_tag`` in their environment.
+def agent_start(config: LaunchConfig, index: int, node_tag: str, purpose: Purpose = "run") -> RemoteStart:
+    """How to start the agent of node ``index``. All processes of a node of a run get ``node_tag`` in their environment.
 
     Only an agent with workers needs torch and the script, and one that is no part of a run needs no folder.
 
@@ -218,7 +218,7 @@ def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -
     """
     transport = transports.row(config.transport)
     start = RemoteStart(
-        python=config.remote.python or sys.executable,
+        python=config.hosts[index].python or config.remote.python or sys.executable,
         cwd="/",
         env=dict(config.remote.environ),
         setup=config.remote.setup,

@@ -122,7 +122,7 @@ class SrunTransport(Transport):
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> CallBackHandle:
         name = self._config.hosts[index].name
-        start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
+        start = remote_start.agent_start(self._config, index, self._node_tag(index), purpose)
         handle = CallBackHandle(self._io, self.node_names[index], start, post, output)
         self._io.call(lambda: self._server.expect(name, handle))
         self._waiting.append((name, handle, purpose))

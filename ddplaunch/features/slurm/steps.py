@@ -94,11 +94,11 @@ class Steps:
     def _look(self) -> None:
         """Begin the steps for which there is room."""
         while self._waiting and sum(bool(step.starting) for step in self._running) < MAX_STARTING:
-            purpose = self._waiting[0][2]
-            members = {name: handle for name, handle, own in self._waiting if own == purpose and not handle.is_over}
-            self._waiting = [each for each in self._waiting if each[2] != purpose]
-            if members:
-                self._begin(members, purpose)
+            common = _common(self._waiting[0])
+            alike = [each for each in self._waiting if _common(each) == common]
+            self._waiting = [each for each in self._waiting if _common(each) != common]
+            if members := {name: handle for name, handle, _ in alike if not handle.is_over}:
+                self._begin(members, common[0])
         if self._is_closing and not self._running:
             self._all_over.set()
 
@@ -162,6 +162,12 @@ class Steps:
         if refused and not self._is_closing:
             self._waiting += [(name, each, step.purpose) for name, each in starting.items() if name not in refused]
         self._look()
+
+
+def _common(waiting: Waiting) -> tuple[Purpose, str]:
+    """What agents that one step starts have in common: their purpose, and their interpreter."""
+    _, handle, purpose = waiting
+    return purpose, handle.start.python
 
 
 class _Step:

@@ -324,7 +324,7 @@ class SshTransport(Transport):
         self._listener = AgentListener(self._connections.io, config) if hosts > _LISTENS_ABOVE else None
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SshHandle:
-        start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
+        start = remote_start.agent_start(self._config, index, self._node_tag(index), purpose)
         host = self._config.hosts[index]
         if not self._listener or purpose == "sweep":  # A sweep would end its own relay, too.
             return SshHandle(host, start, self._connections, post, output)

@@ -28,6 +28,8 @@ def offer(config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callabl
     """The agent of a keeper, or why there is none."""
     if config.keep_warm_s == 0 or config.task or not (config.keep_warm_s or is_waiting(os.environ)):
         return ""
+    if config.remote.python:  # What is compared with the keeper's is of this process.
+        return "the agent has another Python than the launcher" if config.keep_warm_s else ""
     from ddplaunch.features.warm import keeper_client
     from ddplaunch.features.warm.records import FIRST_INHERITED
 
@@ -67,6 +69,8 @@ def for_agent(config: LaunchConfig) -> str | None:
     from ddplaunch.transport import transports
 
     keeps_warm = transports.row(config.transport).keeps_warm and not (config.dry_run or config.task)
+    if config.is_local and config.remote.python:  # ``offer`` never asks for it.
+        return None
     if not (config.keep_warm_s and keeps_warm) or (schedulers.jobs(os.environ) and not config.is_local):
         return None
     leader = os.getsid(0)
