@@ -17,6 +17,7 @@ from ddplaunch.timeouts import TimeoutConfig
 
 Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
+CompileCache = Literal["local", "off"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 HealthPolicy = Literal["off", "warn", "refuse"]
 
@@ -57,6 +58,7 @@ class WorkerConfig:
         role: ROLE_NAME of the workers.
         start_method: ``forkserver`` imports torch once per node and forks; ``spawn`` starts an interpreter per worker.
         preload: modules that the forkserver imports besides torch, in order.
+        compile_cache: ``local``: what is compiled is kept on the node's disk; ``off``: where torch and Triton choose.
         numa_binding: binds workers to CPUs near their GPU; None: no binding.
         debug_on_error: the first rank that raises an exception is debugged before the job ends.
         debug_ranks: ranks that stop in a debugger; None: all.
@@ -70,6 +72,7 @@ class WorkerConfig:
     role: str = "default"
     start_method: StartMethod = "forkserver"
     preload: tuple[str, ...] = ()
+    compile_cache: CompileCache = "local"
     numa_binding: NumaBinding | None = None
     debug_on_error: bool = False
     debug_ranks: frozenset[int] | None = None
@@ -150,8 +153,7 @@ class RendezvousConfig:
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
         assigned: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
         departing: assigned nodes that leave after an attempt, if another one follows; as ``assigned``.
-        spares: number of hosts that can replace assigned nodes; used only where the launcher assigns nodes and this
-            node serves.
+        spares: hosts that can replace assigned nodes; used only where the launcher assigns and this node serves.
         attempt: number of the first round; above 0 where the launcher has begun another rendezvous.
         restart_count: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
@@ -222,8 +224,7 @@ class AgentConfig:
     """The settings that launcher and agents share: ``launcher.setup.agent_spec`` copies each to the ``AgentSpec``.
 
     Attributes:
-        max_restarts: restarts after a failure; an attempt that begins only because a node was lost or has joined is not
-            counted.
+        max_restarts: restarts after a failure; attempts only because a node was lost or has joined do not count.
         signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2, if not named, are passed to the workers.
         workers: number of workers of a node, their devices, and how they are started.
         output: logs, filters and format of the workers' output.

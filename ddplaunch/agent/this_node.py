@@ -6,11 +6,9 @@ Runs in the agent, in its main thread. Must not start a process or import torch.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,28 +70,6 @@ def details(spec: AgentSpec) -> NodeDetails:
         cpus=len(os.sched_getaffinity(0)),
         gpus=tuple(map(quote, gpus)),
         python=".".join(map(str, sys.version_info[:3])) if spec.same_python else "",
-        torch=quote(torch_versions()[0]) if spec.same_python else "",
+        torch=quote(devices.torch_versions()[0]) if spec.same_python else "",
         folder=spec.node_dir or "",
     )
-
-
-def torch_versions() -> tuple[str, str]:
-    """Versions of torch and of its CUDA or ROCm; empty where there is none, ``unknown`` where it cannot be read.
-
-    Read from torch's files: an import takes a second.
-    """
-    spec = find_spec("torch")
-    if not spec or not spec.submodule_search_locations:
-        return "", ""
-    try:
-        text = Path(spec.submodule_search_locations[0], "version.py").read_text(errors="replace")
-    except OSError:
-        return "unknown", ""
-    hip = _version_in(text, "hip")
-    return _version_in(text, "__version__") or "unknown", _version_in(text, "cuda") or (f"ROCm {hip}" if hip else "")
-
-
-def _version_in(text: str, name: str) -> str:
-    """The text that ``name`` has in torch's version.py; empty if it has none."""
-    found = re.search(rf"^{name}\b.*= *['\"]([^'\"]+)", text, re.MULTILINE)
-    return found[1] if found else ""

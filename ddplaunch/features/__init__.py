@@ -25,7 +25,8 @@ class Feature(NamedTuple):
     ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has;
     ``prepare(config, stdout_fd)``, ``at_start(config)`` and ``for_agent(config)``, which ``prepare``, ``at_start`` and
     ``texts`` below call;
-    ``default_environ(config, inherited)``: what ``Part.default_environ`` will return, as ``--plan`` shows it;
+    ``default_environ(config, inherited, workers)``: what ``Part.default_environ``, or ``environ``, will return on a
+    node with so many workers, as ``--plan`` shows it;
     ``variables(options, environ, to_hosts)``: variables that all agents and workers get in place of those that they
     have, and ``shown_variables`` of these: the lines for ``-v``.
 
@@ -39,6 +40,8 @@ class Feature(NamedTuple):
     ``scheduler``: ``completed(options, environ)`` returns the CompletedOptions of a run, see ``cli.build_config``;
     ``transport_of_command`` is as there; ``is_first_task(environ)`` says whether to show a usage error.
     ``hosts``: ``select(hosts, options)`` returns those of the named hosts that a run or a command uses.
+    ``environ``: ``shared_environ(spec, inherited, workers)`` returns variables for all processes of a node, which the
+    forkserver has before it imports torch; ``workers`` share the CPUs of the agent.
     ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs of a node's workers for ``numa_binding``.
     ``tables``: rows of two tables: ``TRANSPORTS`` (``transport.transports``), and ``SCHEDULERS`` (of ``schedulers``).
     Each start of the command imports it.
@@ -95,13 +98,14 @@ FEATURES = (
     Feature("misplaced_options", ("launcher",), watch_if="script_args", declares=False),
     Feature("host_filter", ("hosts",)),
     Feature("forwarding"),
+    Feature("compile_cache", ("agent", "environ")),
     Feature("numa", ("cpus",)),
     Feature("hints", ("hints",), declares=False),
     Feature("other_schedulers", ("tables",), needs=("schedulers",), declares=False),
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults", "forwarding", "remote")),
-    Feature("check", ("queries",), needs=("gpus", "health", "runs")),
+    Feature("check", ("queries",), needs=("compile_cache", "gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
     Feature("environments", ("agent", "queries"), needs=("runs",), early_if=("env",)),
     Feature("snapshot", ("launcher", "agent", "worker", "records", "queries"), ("runs",), ("snapshot", "sync", "code")),

@@ -55,6 +55,9 @@ NAMES: dict[str, str] = {
     "TORCH_FR_DUMP_TEMP_FILE": "with a log folder: begin of the name of torch's flight record, unless set",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "as TORCH_FR_DUMP_TEMP_FILE, for older versions of torch",
     "OMP_NUM_THREADS": "CPUs that the node may use / its workers, at least 1, unless set; not set for a single worker",
+    "TORCHINDUCTOR_CACHE_DIR": "a folder on the node's disk for what torch.compile compiles, unless set",
+    "TRITON_CACHE_DIR": "the same for Triton, unless this, TRITON_HOME or TORCHINDUCTOR_CACHE_DIR is set",
+    "TORCHINDUCTOR_COMPILE_THREADS": "as OMP_NUM_THREADS, but at most 32: processes with which a worker compiles",
     "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc, --virtual-local-rank; AMD: HIP_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME": "with several nodes: the network interface between them, unless set",
     "NCCL_SOCKET_IFNAME": "with --interface or --local-addr: the network interface between the nodes, unless set",
@@ -66,11 +69,15 @@ NAMES: dict[str, str] = {
 MAY_BE_INHERITED = (
     *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", *FLIGHT_RECORD_NAMES),
     *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"),
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"),
 )
 """Those of ``NAMES`` whose value the user may choose; ``-x`` refuses the others."""
 
-SET_BEFORE_IMPORTS = ("OMP_NUM_THREADS",)
-"""Those that ``shared_environ`` may set and torch, or a preloaded module, may read when it is imported.
+SET_BEFORE_IMPORTS = (
+    "OMP_NUM_THREADS",
+    *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"),
+)
+"""Those that ``shared_environ``, or the ``environ`` of a feature, may set, and that an import of torch may read.
 
 They may depend on the number of workers, which the launcher does not know. So what has imported torch for a later run
 gets them from the agent that leaves it (``features.warm``), and the forkserver of that run compares them.

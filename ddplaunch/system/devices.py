@@ -1,4 +1,4 @@
-"""The accelerators of this node: number, PCI addresses, and the devices of each worker.
+"""The accelerators of this node: number, PCI addresses, the devices of each worker, and for which torch was built.
 
 Runs in the agent. Asks NVML for addresses where the driver has brought its library, and reads the drivers' files below
 ``root`` in /proc and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or nvidia-smi
@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
@@ -274,3 +275,25 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def torch_versions() -> tuple[str, str]:
+    """Versions of torch and of its CUDA or ROCm; empty where there is none, ``unknown`` where it cannot be read.
+
+    Read from torch's files: an import takes a second.
+    """
+    spec = find_spec("torch")
+    if not spec or not spec.submodule_search_locations:
+        return "", ""
+    try:
+        text = Path(spec.submodule_search_locations[0], "version.py").read_text(errors="replace")
+    except OSError:
+        return "unknown", ""
+    hip = _version_in(text, "hip")
+    return _version_in(text, "__version__") or "unknown", _version_in(text, "cuda") or (f"ROCm {hip}" if hip else "")
+
+
+def _version_in(text: str, name: str) -> str:
+    """The text that ``name`` has in torch's version.py; empty if it has none."""
+    found = re.search(rf"^{name}\b.*= *['\"]([^'\"]+)", text, re.MULTILINE)
+    return found[1] if found else ""

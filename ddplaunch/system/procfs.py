@@ -116,6 +116,22 @@ def pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
+def mount_of(path: str) -> tuple[str, str]:
+    """Kind and mount point of the file system of ``path``, which is not touched; two empty texts without /proc.
+
+    What a link in ``path`` leads to is not looked at.
+    """
+    lines = (line.split() for line in read("/proc/self/mounts").splitlines())
+    mounts = {_unescaped(line[1]): line[2].decode() for line in lines}
+    while path not in mounts and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return (mounts[path], path) if path in mounts else ("", "")
+
+
+def _unescaped(field: bytes) -> str:
+    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), field))
+
+
 def own_pids() -> Iterator[int]:
     """The processes of this user. Root may read the environment of others, too."""
     for pid in pids():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features.compile_cache import environ
 from ddplaunch.protocol import environment as worker_environment
 from tests.process.test_environment import DUMP, changed, dumped
 from tests.support.runs import PROGRAMS, environment, run
@@ -39,6 +40,7 @@ DIFFERS = {
     worker_environment.RUN_ID: "ours alone: a sweep finds what is left of a run by it",
     "DDPLAUNCH_REQUEST_FILE": "ours alone: what the script asks for",
     **dict.fromkeys(worker_environment.FLIGHT_RECORD_NAMES, "ours alone: the record goes to the worker's log folder"),
+    **dict.fromkeys(environ.VARIABLES, "ours alone: caches on the node's disk, and as many compilers as CPUs"),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "torchrun's alone: its 1 hides the flight record, torch's default is 3",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's alone: leaks from its own settings, read by its agent only",
 }

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent import this_node
 from ddplaunch.features.check import page
 from ddplaunch.features.check.node_check import gpu_users
 from ddplaunch.features.check.page import CheckedNode
@@ -73,6 +72,9 @@ def _importing(*places: tuple[Any, ...]) -> list[CheckedNode]:
 
 CASES = {
     "equal nodes": nodes(8),
+    "a compile cache that other machines use too": nodes(
+        2, compile_caches=(("TORCHINDUCTOR_CACHE_DIR", "ext4 at /"), ("TRITON_CACHE_DIR", "nfs4 at /home"))
+    ),
     "columns that nobody has, and a late clock": [*PLAIN[:2], replace(PLAIN[2], clock_s=-2.5)],
     "wrong everywhere": [node(number, shm_free_bytes=0) for number in range(1, 9)],
     "a wrong clock": [replace(node(1), clock_s=1.5)],
@@ -144,8 +146,8 @@ def test_what_torch_was_built_for_is_read_from_its_file(
     lines = f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
     (tmp_path / "version.py").write_text(lines)
     spec = spec_from_file_location("torch", tmp_path / "__init__.py", submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(this_node, "find_spec", lambda _name: spec)
-    assert this_node.torch_versions() == ("2.13.0", version)
+    monkeypatch.setattr(devices, "find_spec", lambda _name: spec)
+    assert devices.torch_versions() == ("2.13.0", version)
 
 
 def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:

@@ -90,13 +90,15 @@ def test_the_environment_of_a_worker() -> None:
         pages[name] = sorted([*(env.items() - worker.items()), *gone])
     golden.check("environments", {name: "\n".join(map("=".join, lines)) for name, lines in pages.items()})
     # Set by whoever knows the devices.
-    assert environment.NAMES.keys() - NOT_ALWAYS_SET == {*worker, "CUDA_VISIBLE_DEVICES"} - {"HOME"}
+    of_features = {*environment.SET_BEFORE_IMPORTS} - {"OMP_NUM_THREADS"}
+    assert environment.NAMES.keys() - NOT_ALWAYS_SET - of_features == {*worker, "CUDA_VISIBLE_DEVICES"} - {"HOME"}
     assert all(environment.NAMES.values())
 
 
+@pytest.mark.features
 def test_the_variables_that_imports_may_read_are_listed_for_what_imports_ahead():
     """So that a new one needs no change in what keeps an import for the next run."""
-    set_ = environment.shared_environ({"HOME": "/home/u"}, "job7", 2, 16).keys() - {"HOME", environment.RUN_ID}
+    set_ = place_workers(SPEC, {"HOME": "/home/u"}).shared_environ.keys() - {"HOME", environment.RUN_ID}
     assert set_ == {*environment.SET_BEFORE_IMPORTS}
 
 

@@ -16,6 +16,7 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster.scheduled import ScheduledTask
 from ddplaunch.config import LaunchConfig
+from ddplaunch.features.compile_cache import folder
 from ddplaunch.features.plan.model import Plan
 from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.plan import plan
@@ -38,6 +39,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(devices, "_DRIVERS", ())
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr(folder, "chosen", lambda _environ, create=False: "/home/ada/.cache/ddplaunch/compile")
+    monkeypatch.setattr(folder, "kind", lambda: "torch-2.13.0-1a2b3c4d")
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
     Path("folder").mkdir()

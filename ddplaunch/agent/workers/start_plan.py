@@ -121,9 +121,10 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
         raise UsageError(f"{error} (on {spec.host})") from None
     # The run tag is unique among the runs on a machine, the run id is not.
     node_tag = inherited.get(environment.RUN_ID, spec.run_id)
-    shared = environment.shared_environ(
-        inherited, node_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
-    )
+    sharers = _workers_on_shared_cpus(spec) or nproc
+    shared = environment.shared_environ(inherited, node_tag, sharers, len(os.sched_getaffinity(0)))
+    for module in features.modules("environ"):
+        shared |= module.shared_environ(spec, inherited, sharers)
     variable = "CUDA_VISIBLE_DEVICES" if spec.dry_run else devices.visibility_variable(inherited)
     return Placement(nproc, variable, assigned, cpus, shared, visible or ())
 

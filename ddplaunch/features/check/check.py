@@ -221,6 +221,7 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
         looks_at_health=config.health != "off",
         log_dir=config.output.log_dir,
         gpus=config.workers.gpus,
+        sets_caches=config.workers.compile_cache != "off",
     )
     with contextlib.closing(transport), contextlib.closing(queries):
         queries.start(transport, query, "run")

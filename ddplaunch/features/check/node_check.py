@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddplaunch.agent import this_node
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.features.check.queries import (
     IMPORTS_S,
@@ -31,6 +30,7 @@ from ddplaunch.features.check.queries import (
     ImportTorch,
     NodeReport,
 )
+from ddplaunch.features.compile_cache import environ
 from ddplaunch.features.gpus import reader
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
@@ -51,8 +51,6 @@ _GPUS_S = 3.0
 
 _FAST_IMPORT_S = 5.0
 _NULL = subprocess.DEVNULL
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-"""A character in /proc/self/mounts, as a space."""
 
 _TIMED_IMPORT = """
 import ctypes, signal, time
@@ -80,7 +78,7 @@ def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ..
     with network.listen("this node", listen_at, 0) as listener:
         in_thread("accept", partial(_accept, listener))
         read = reader.read_once("health", _GPUS_S)
-        outbox.send(_inspect(addresses, listener.getsockname()[1], read, _health(order, read)))
+        outbox.send(_inspect(order, addresses, listener.getsockname()[1], read))
         while received := wire.read_record(stream, (Ping, ConnectToNodes, ImportTorch)):
             match received[0]:
                 case Ping() as ping:
@@ -110,8 +108,8 @@ def _health(order: InspectNode, read: GpusRead) -> NodeHealth | None:
     return look(read, order.log_dir, order.gpus, has_peers=order.has_peers)
 
 
-def _inspect(addresses: tuple[str, ...], port: int, read: GpusRead, health: NodeHealth | None) -> NodeReport:
-    torch, cuda = this_node.torch_versions()
+def _inspect(order: InspectNode, addresses: tuple[str, ...], port: int, read: GpusRead) -> NodeReport:
+    torch, cuda = devices.torch_versions()
     started_s = time.monotonic()
     name = network.reverse_name(addresses[0])
     name_s = time.monotonic() - started_s
@@ -128,8 +126,14 @@ def _inspect(addresses: tuple[str, ...], port: int, read: GpusRead, health: Node
         name_s=name_s,
         addresses=addresses,
         port=port,
-        health=health,
+        health=_health(order, read),
+        compile_caches=_compile_caches(order),
     )
+
+
+def _compile_caches(order: InspectNode) -> tuple[tuple[str, str], ...]:
+    folders = environ.in_use(os.environ, sets=order.sets_caches)
+    return tuple((name, _file_system(folder)) for name, folder in folders.items())
 
 
 def _models(read: GpusRead) -> tuple[str, ...]:
@@ -177,16 +181,13 @@ def _import_torch(python: str) -> ImportTimes:
             done = subprocess.run(command, cwd="/", stdin=_NULL, capture_output=True, timeout=limit_s, check=True)
             taken_s, _, path = done.stdout.decode(errors="surrogateescape").splitlines()[-1].partition(" ")
             times_s.append(float(taken_s))
-            file_system = quote(_file_system(os.path.realpath(path)))
+            file_system = _file_system(path)
     return ImportTimes(times_s=tuple(times_s), file_system=file_system)
 
 
 def _file_system(path: str) -> str:
     """Kind and mount point of the file system of ``path``; empty without /proc."""
-    lines = (line.split() for line in os.fsdecode(procfs.read("/proc/self/mounts")).splitlines())
-    mounts = {_ESCAPED.sub(lambda found: chr(int(found[1], 8)), line[1]): line[2] for line in lines}
-    above = next((str(folder) for folder in Path(path).parents if str(folder) in mounts), "")
-    return f"{mounts[above]} at {above}" if above else ""
+    return quote(" at ".join(filter(None, procfs.mount_of(os.path.realpath(path)))))
 
 
 def _free_bytes(folder: str) -> int | None:

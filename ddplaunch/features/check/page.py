@@ -221,6 +221,12 @@ def _node_problems(node: CheckedNode) -> Iterator[str]:
         yield f"the clock is {abs(node.clock_s):.1f} s {side} the launcher's: start chrony or ntpd"
     if report.name_s > SLOW_LOOKUP_S:
         yield _slow_name(node)
+    for variable, file_system in report.compile_caches:
+        if _is_shared(file_system):
+            yield (
+                f"what is compiled is kept on {file_system}, where ranks may fail by stale files and compile slowly: "
+                f"set {variable} to a folder on the node's own disk"
+            )
 
 
 def _slow_name(node: CheckedNode) -> str:

@@ -33,6 +33,7 @@ class InspectNode:
         looks_at_health: NodeReport has the health of the node.
         log_dir: value of ``--log-dir``; None: the default folder.
         gpus: value of ``--gpus``; None: all GPUs that the environment makes visible.
+        sets_caches: a run would choose the folders of compile caches (``--compile-cache``).
     """
 
     has_peers: bool
@@ -42,6 +43,7 @@ class InspectNode:
     looks_at_health: bool = False
     log_dir: str | None = None
     gpus: tuple[str, ...] | None = None
+    sets_caches: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class NodeReport:
         name_s: seconds that this look-up took; every client of a TCPStore makes one.
         addresses: addresses at which this node listens at ``port``, best first.
         health: None if it was not asked for.
+        compile_caches: of each cache of a run the variable that chooses its folder, and the file system of that.
     """
 
     python: OneLine
@@ -73,6 +76,7 @@ class NodeReport:
     addresses: _Lines
     port: Port
     health: NodeHealth | None = None
+    compile_caches: Annotated[tuple[tuple[OneLine, OneLine], ...], at_most(2)] = ()
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def rows() -> tuple[object, ...]:
     )
 
 
-def default_environ(config: LaunchConfig, inherited: Mapping[str, str]) -> dict[str, str]:
+def default_environ(config: LaunchConfig, inherited: Mapping[str, str], _workers: int) -> dict[str, str]:
     """The address of NCCL's RAS, if agents of this machine choose one: others know whether their machine has GPUs."""
     from ddplaunch.features.hangs import node_evidence
 

@@ -76,7 +76,7 @@ def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: i
     if not here and workers > 1 and "OMP_NUM_THREADS" not in inherited_ours:
         shared["OMP_NUM_THREADS"] = f"<CPUs of the node / {workers}>"
     added = _interfaces(config)
-    for found in features.call_each("default_environ", config, inherited):
+    for found in features.call_each("default_environ", config, inherited, workers):
         added |= found
     return {**shared, **{name: value for name, value in added.items() if name not in inherited}}
 
