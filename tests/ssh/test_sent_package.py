@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, Notice, SweepNode
 from ddplaunch.transport.handle import ChannelClosed, FromNode, NodeFacts, discard_output
 from ddplaunch.version import __version__
 from tests.support.connecting import connecting
-from tests.support.installed_stub import STUBS
+from tests.support.installed_stub import STUBS, other_pythons
 from tests.support.nodes import Lab, Node
 from tests.support.processes import wait_until
 from tests.support.repositories import repository
@@ -29,6 +30,10 @@ from tests.support.ssh_jobs import job
 
 pytestmark = pytest.mark.ssh
 
+WITH_TORCH = (
+    *("torch*", "functorch", "numpy*", "typing_extensions.py", "sympy", "mpmath", "networkx", "jinja2", "markupsafe"),
+    *("filelock", "fsspec", "setuptools", "_distutils_hack"),
+)
 OWN = str(ROOT / "ddplaunch")
 FIND = """
 import multiprocessing, os, sys
@@ -54,6 +59,11 @@ def bare(tmp_path: Path) -> str:
     (tmp_path / "bare" / "pyvenv.cfg").write_text(Path(sys.prefix, "pyvenv.cfg").read_text())
     python.symlink_to(Path(sys.executable).resolve())
     return str(python)
+
+
+def site_of(python: str) -> Path:
+    """Where packages of the bare Python would be."""
+    return Path(python).parents[1] / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
 
 
 def without_package(lab: Lab) -> Lab:
@@ -90,6 +100,16 @@ def test_a_run_and_its_restarts_and_the_next_run_use_what_was_sent_once(make_lab
     assert [(copies(node) / names(node)[0]).stat().st_ino for node in lab.nodes] == written
 
 
+@pytest.mark.slow
+def test_it_runs_there_in_each_version_of_python(make_lab, tmp_path: Path) -> None:
+    lab, script = without_package(make_lab(2)), tmp_path / "version.py"
+    script.write_text("import sys, ddplaunch; print('runs', sys.version_info[:2], ddplaunch.__version__)")
+    for python in other_pythons():
+        done = job(lab, "--remote-python", python, "--nproc-per-node", "1", script).finish()
+        version = tuple(map(int, Path(python).name.removeprefix("python").split(".")))
+        assert done.out.count(f"runs {version} {__version__}") == 2, done.err
+
+
 def test_commands_reach_such_a_host(make_lab, bare: str, tmp_path: Path) -> None:
     lab = without_package(make_lab(1))
     run_id, end = f"sent-{os.getpid()}", tmp_path / "end"
@@ -114,12 +134,17 @@ def test_commands_reach_such_a_host(make_lab, bare: str, tmp_path: Path) -> None
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_check_says_where_it_was_sent(make_lab) -> None:
-    """With the packages of this environment, but for ddplaunch: the job of the check needs the real torch."""
+def test_a_check_says_where_it_was_sent(make_lab, bare: str) -> None:
+    """Its job runs with the real torch and what that needs, and no other package."""
+    own, site = Path(sysconfig.get_path("purelib")), site_of(bare)
+    site.mkdir(parents=True)
+    for name in WITH_TORCH:
+        for path in own.glob(name):
+            (site / path.name).symlink_to(path)
     lab = make_lab(2)
     lab["node2"].run(["mount", "-t", "tmpfs", "none", OWN])
-    checked = job(lab, "--check").finish()
-    assert "ddplaunch was sent to node2: this version is not installed there" in checked.out, checked.err
+    checked = job(lab, "--remote-python", bare, "--check").finish()
+    assert "ddplaunch was sent to node2: it is not installed there, or not as here" in checked.out, checked.err
     assert "all-reduce by gloo over 2 nodes" in checked.out
 
 
@@ -229,8 +254,7 @@ def test_a_keeper_is_left_and_taken_over_on_such_a_host(
     make_lab, bare: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")
-    site = Path(bare).parents[1] / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
-    shutil.copytree(STUBS, site)
+    shutil.copytree(STUBS, site_of(bare))
     lab, script = without_package(make_lab(1)), tmp_path / "quick.py"
     script.write_text("print('runs')")
     options = ("-v", "--remote-python", bare, "--nproc-per-node", "1")

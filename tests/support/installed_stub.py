@@ -29,3 +29,9 @@ def build(folder: Path) -> Path:
     command.write_text(f"#!{python}\nfrom ddplaunch.__main__ import main\n\nmain()\n")
     command.chmod(0o755)
     return python
+
+
+def other_pythons() -> list[str]:
+    """Interpreters of other versions that ddplaunch allows, installed beside this one, as by pyenv; perhaps none."""
+    found = {path.resolve() for path in Path(sys.base_prefix).parent.glob("*/bin/python3.1[0-9]")}
+    return sorted(map(str, found - {Path(sys.executable).resolve()}))

@@ -18,6 +18,7 @@ import pytest
 
 from ddplaunch.features.remote import package, receiver
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from tests.support.installed_stub import other_pythons
 
 FILES = {"ddplaunch/__init__.py": "a = 1\n", "ddplaunch/features/b.py": "é = 2\n", "pynvml.py": ""}
 OLD_S = 40 * 86400
@@ -165,15 +166,9 @@ def test_the_package_of_this_process_can_be_received_and_imported(tmp_path: Path
     own = {str(path.relative_to(PACKAGE_ROOT)) for path in Path(PACKAGE_ROOT, "ddplaunch").rglob("*.py")}
     assert {str(path.relative_to(copy)) for path in Path(copy, "ddplaunch").rglob("*.py")} == own
     told = f"import sys; sys.path.append({copy!r}); import ddplaunch.agent.main, pynvml; print(ddplaunch.__file__)"
-    for python in pythons():
+    for python in (sys.executable, *other_pythons()):
         done = subprocess.run([python, "-I", "-S", "-c", told], capture_output=True, text=True, cwd="/")
         assert done.stdout.strip() == f"{copy}/ddplaunch/__init__.py", (python, done.stderr)
-
-
-def pythons() -> list[str]:
-    others = (shutil.which(f"python3.{minor}") for minor in range(10, 15))
-    works = (each for each in others if each and not subprocess.run([each, "-c", ""], capture_output=True).returncode)
-    return [sys.executable, *works]
 
 
 def test_only_a_request_is_answered_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def imports(nodes: Sequence[CheckedNode]) -> list[str]:
 def sent(nodes: Sequence[CheckedNode]) -> str:
     """Which nodes have not this ddplaunch; empty if all have it."""
     names = [node.host for node in nodes if node.sent]
-    return f"ddplaunch was sent to {fold(names)}: this version is not installed there" if names else ""
+    return f"ddplaunch was sent to {fold(names)}: it is not installed there, or not as here" if names else ""
 
 
 def _of(group: Sequence[CheckedNode], nodes: Sequence[CheckedNode]) -> str:

@@ -94,7 +94,7 @@ def _in(base: str, name: str, files: Callable[[], dict[str, bytes]]) -> str:
         # As long as this descriptor is open, the copy is in use; also for systemd-tmpfiles, which cleans /tmp.
         fd = os.open(copy, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             os.utime(fd)
     return copy
 
@@ -141,9 +141,11 @@ def _is_whole(copy: str, name: str) -> bool:
 
 
 def _mark(copy: str) -> str:
-    """The file that says that the copy has been checked since the machine was started."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return os.path.join(copy, f"{_CHECKED}{file.read().strip()}")
+    """The file that says that the copy has been checked since the machine was started; without /proc, at all."""
+    boot_id = ""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        boot_id = file.read().strip()
+    return os.path.join(copy, f"{_CHECKED}{boot_id}")
 
 
 def _write(copy: str, files: Mapping[str, bytes]) -> None:

@@ -172,7 +172,7 @@ RUN_TEXT = f'import os; text = os.environ.pop("{START_VARIABLE}"); exec(text)'
 """What Python executes."""
 
 
-SLOW_HINT = "A slow file system, busy CPUs or --remote-setup? --start-timeout allows more."
+SLOW_HINT = "A slow file system, busy CPUs, a slow link or --remote-setup? --start-timeout allows more."
 """Hint where an agent has not started in time."""
 
 
