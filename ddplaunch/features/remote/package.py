@@ -103,7 +103,7 @@ def _receiver() -> bytes:
         return json.dumps({"text": f"raise OSError({f'the launcher cannot read its own files: {error}'!a})"}).encode()
     own = ((path, data) for path, data in files.items() if path.startswith("ddplaunch/"))
     wanted = {"content": receiver.digest(own), "name": receiver.digest(files.items())}
-    text = Path(receiver.__file__).read_text()
+    text = Path(receiver.__file__).read_text("utf-8")
     return json.dumps({"text": text, "wanted": wanted, "bases": _BASES}).encode()
 
 

@@ -87,33 +87,30 @@ import json, re, signal
 def say(prefix, text):
     os.write(1, ("\n" + prefix + text + "\n").encode())
 
+def read(nbytes):
+    signal.alarm(start["first_record_s"])
+    data = os.read(0, nbytes)
+    signal.alarm(0)
+    return data or sys.exit(1)
+
 def read_line():
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            sys.exit(1)
-        line += byte
+        line += read(1)
     return line
 
 def needed(name):
     say(start["needs"], name)
     left, parts = int(read_line()), []
     while left:
-        parts.append(os.read(0, left))
-        if not parts[-1]:
-            sys.exit(1)
+        parts.append(read(left))
         left -= len(parts[-1])
     return b"".join(parts)
 
 def receive(roots):
-    signal.alarm(start["first_record_s"])
-    try:
-        body, scope = json.loads(needed("receiver").decode()), {}
-        exec(body["text"], scope)
-        return scope["receive"](body["wanted"], roots, body["bases"], lambda: needed("package"))
-    finally:
-        signal.alarm(0)
+    body, scope = json.loads(needed("receiver").decode()), {}
+    exec(body["text"], scope)
+    return scope["receive"](body["wanted"], roots, body["bases"], lambda: needed("package"))
 
 def use_package():
     from importlib import util
