@@ -23,8 +23,8 @@ class Feature(NamedTuple):
 
     The package itself may have ``rows()``: its options and commands, as ``rows`` describes them; ``EVENTS`` and
     ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has;
-    ``prepare(config, stdout_fd)``, ``at_start(config)`` and ``for_agent(config)``, which ``prepare``, ``at_start`` and
-    ``texts`` below call;
+    ``prepare(config, stdout_fd)``, ``at_start(config)``, ``planned(config)`` and ``for_agent(config)``, which
+    ``prepare``, ``at_start``, ``planned`` and ``texts`` below call;
     ``default_environ(config, inherited, workers)``: what ``Part.default_environ``, or ``environ``, will return on a
     node with so many workers, as ``--plan`` shows it;
     ``variables(options, environ, to_hosts)``: variables that all agents and workers get in place of those that they
@@ -72,6 +72,9 @@ class Feature(NamedTuple):
     declares: bool = True
 
 
+_IN_ALL = ("launcher", "agent", "worker", "records", "queries")
+"""Modules of a feature that is in all processes."""
+
 FEATURES = (
     Feature("ssh", ("tables",), needs=("remote",)),
     Feature("remote"),
@@ -108,7 +111,7 @@ FEATURES = (
     Feature("check", ("queries",), needs=("compile_cache", "gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
     Feature("environments", ("agent", "queries"), needs=("runs",), early_if=("env",)),
-    Feature("snapshot", ("launcher", "agent", "worker", "records", "queries"), ("runs",), ("snapshot", "sync", "code")),
+    Feature("snapshot", _IN_ALL, needs=("remote", "runs", "ssh"), early_if=("snapshot", "sync", "code")),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), early_if=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
@@ -216,6 +219,17 @@ def at_start(config: Config) -> Config:
         LaunchError: it cannot be made.
     """
     for _, of_feature in _prepared(config, "at_start"):
+        config = of_feature(config)
+    return config
+
+
+def planned(config: Config) -> Config:
+    """``config`` of a run that --plan shows, with what ``at_start`` would change, as far as nothing must be made.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
+    for _, of_feature in _prepared(config, "planned"):
         config = of_feature(config)
     return config
 

@@ -27,7 +27,7 @@ LAST_WORDS = {
     "sample_cost": "with samples / without",
     "silent_dns": "with a silent name server",
     "slow_ranks": "with --hang-report off",
-    "sync": "one file has changed",
+    "sync": "by the launcher alone",
     "warm": "launcher killed",
 }
 """What a benchmark without a table prints last."""

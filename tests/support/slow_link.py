@@ -88,7 +88,7 @@ def main() -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 to_node.put(os.read(tap, _MAX_FRAME_BYTES))
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # There is no frame, or the link is down.
             while True:
                 frame, address = raw.recvfrom(_MAX_FRAME_BYTES)
                 if address[2] != _PACKET_OUTGOING:

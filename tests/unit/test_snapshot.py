@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -18,9 +19,11 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from ddplaunch.cluster.hosts import Host
 from ddplaunch.cluster.scheduled import SlurmJob
 from ddplaunch.config import LaunchConfig, OutputConfig
 from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.features.plan.plan import plan
 from ddplaunch.features.snapshot import agent, choice, code_files, content, copies, old_copies, worker
 from ddplaunch.features.snapshot.records import DIFF, MARKER
 from ddplaunch.system.files import kept_files
@@ -568,3 +571,25 @@ def test_folders_of_the_code_are_replaced_wherever_python_looks(root: Path, take
     lib = str(folder / "lib")
     assert sys.path == [lib, str(folder), str(root / "data"), "/usr", str(root / "none")]
     assert vars(finder)["MAPPING"] == {"lib": lib, "other": lib, "far": "/usr/far"}
+
+
+def test_a_plan_says_what_would_be_copied_and_copies_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(root)
+    output = OutputConfig(log_dir=str(tmp_path / "logs"))
+    config = LaunchConfig(script="train.py", snapshot=True, output=output)
+    planned = plan(config)
+    assert len(planned.copied) == 1
+    folder = copies.project_in(str(tmp_path / "logs"), str(root))
+    assert re.fullmatch(rf"the code in {root} is copied to {folder}/<hash>: \d+ files, \d+ B", planned.copied[0])
+    assert planned.command[-1] == f"{folder}/<hash>/train.py"
+    assert planned.warnings == ()
+    hosts = plan(replace(config, snapshot=False, sync=True, hosts=(Host("a"), Host("b")), max_nodes=2, min_nodes=2))
+    there = f"~/.local/state/ddplaunch/snapshots/{os.path.basename(folder)}/<hash>"
+    assert hosts.copied[1] == f"each host gets what it lacks of them, into {there}"
+    assert hosts.command[-1] == f"{there}/train.py"
+    assert hosts.nodes[0].directory == f"~/.local/state/ddplaunch/work/{os.path.basename(folder)}"
+    assert not (tmp_path / "logs").exists()
+    taken = copies.take(code_files.repository_of(str(root)), (), str(tmp_path / "logs"))
+    assert plan(replace(config, code=taken)).copied[0].startswith(f"the workers run the snapshot {taken} of {root}: ")

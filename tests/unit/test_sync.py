@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import io
 import json
 import os
 import shutil
+import signal
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,9 +21,10 @@ import pytest
 
 from ddplaunch.features.runs.asked_nodes import QueriedNode
 from ddplaunch.features.snapshot import choice, code_files, content, copies, hosts, queries, receive
-from ddplaunch.features.snapshot.queries import CopyAnswer, MakeCopy, PutPart, Wanted
+from ddplaunch.features.snapshot.queries import CopyAnswer, CopyProgress, MakeCopy, PutPart, Wanted
 from ddplaunch.features.snapshot.records import MARKER
 from ddplaunch.protocol import wire
+from tests.support.processes import wait_until
 from tests.support.repositories import repository
 
 
@@ -34,6 +38,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(receive, "HOME_BASE", str(tmp_path / "host"))
     monkeypatch.setattr(receive, "_problems", [])
     monkeypatch.setattr(receive, "_lock", held := [])
+    monkeypatch.setattr(receive._Progress, "tell", lambda *_: None)
     yield tmp_path / "host"
     for fd in held:
         os.close(fd)
@@ -213,41 +218,81 @@ def test_links_that_lead_to_nothing_there_are_told(root: Path, tmp_path: Path):
     assert os.readlink(sender.copy / "inside") == "lib/a.py"
 
 
+class Nodes:
+    """In place of Queries: hosts whose events are ``events``; each is done by calling it with the node."""
+
+    def __init__(self, *events: Callable[[QueriedNode], object], count: int = 1) -> None:
+        self.sent: list[object] = []
+        handle = SimpleNamespace(send=self.sent.append, kill=lambda: self.sent.append("kill"), heard_at=0.0)
+        self.nodes = [QueriedNode(f"node{n}", handle, time.monotonic() + 100) for n in range(count)]  # type: ignore[arg-type]
+        self.events, self.is_silent = [*events], False
+
+    def next_event(self, _deadline: float) -> QueriedNode | None:
+        if self.events:
+            self.events.pop(0)(self.nodes[0])
+        return None if self.is_silent and len(self.events) % 600 else self.nodes[0]
+
+    def serve(self, sender: Sender) -> str:
+        """What is said of a node that gets no copy."""
+        sending = hosts.Sending(self, sender.order, sender.files)  # type: ignore[arg-type]
+        sending.run(SimpleNamespace(show=lambda text: text(), end=lambda: None))  # type: ignore[arg-type]
+        return self.nodes[0].failure.message if self.nodes[0].failure else ""
+
+
+def answers(*wanted: Wanted) -> Callable[[QueriedNode], object]:
+    return lambda node: node.answers.update({CopyAnswer: CopyAnswer(wanted)})
+
+
 @pytest.mark.parametrize("wanted", [[("0" * 64, 0, 10)], [("", 0, queries.ROUND_BYTES), ("", 0, 1)]])
 def test_a_host_that_asks_for_other_files_or_more_fails_alone(root: Path, wanted: list[tuple[str, int, int]]):
     sender = Sender(root)
-    asked = tuple(Wanted(digest or sender.order.marker, *numbers) for digest, *numbers in wanted)
-    node = QueriedNode("node1", SimpleNamespace(send=sender.sent.append), 0.0)  # type: ignore[arg-type]
-    node.answers[CopyAnswer] = CopyAnswer(asked)
-    assert hosts._send_wanted(node, sender.order, sender.files) == 0
-    assert node.failure
-    assert node.failure.message == "asks for files that are not in the snapshot"
-    assert sender.sent == []
-
-
-class Damaging:
-    """In place of Queries: one host, on which nothing ever arrives as it was."""
-
-    def __init__(self, wanted: Wanted) -> None:
-        self.parts: list[object] = []
-        self.nodes = [QueriedNode("node1", SimpleNamespace(send=self.parts.append), 0.0)]  # type: ignore[arg-type]
-        self._answer = CopyAnswer((wanted,))
-
-    def wait(self, nodes: list[QueriedNode], answer: type) -> None:
-        for node in nodes:
-            node.answers[answer] = self._answer
-
-    def ask(self, nodes: list[QueriedNode], _query: object, answer: type, _timeout_s: float) -> None:
-        self.wait([node for node in nodes if not node.failure], answer)
+    asked = Nodes(answers(*(Wanted(digest or sender.order.marker, *numbers) for digest, *numbers in wanted)))
+    assert asked.serve(sender) == "asks for files that are not in the snapshot"
+    assert asked.sent == ["kill"]
 
 
 def test_a_host_on_which_everything_arrives_damaged_is_given_up(root: Path):
     sender = Sender(root)
-    asked = Damaging(Wanted(sender.order.marker, 0, sender.order.marker_bytes))
-    hosts._serve(asked, sender.order, sender.files)  # type: ignore[arg-type]
-    assert asked.nodes[0].failure
-    assert asked.nodes[0].failure.message == "what is sent arrives damaged, again and again"
-    assert 3 <= len(asked.parts) <= 5
+    asked = Nodes(*[answers(Wanted(sender.order.marker, 0, sender.order.marker_bytes))] * 9)
+    assert asked.serve(sender) == "what is sent arrives damaged, again and again"
+    assert 3 <= len([each for each in asked.sent if isinstance(each, PutPart)]) <= 5
+
+
+@pytest.mark.parametrize(
+    ("lives", "gets", "told"),
+    [
+        (True, True, ""),
+        (False, False, "has said nothing for 20 s while the code was sent to it"),
+        (True, False, "does not get on with the code: it has got nothing for 180 s"),
+    ],
+)
+def test_a_silent_host_and_one_that_gets_nothing_are_given_up(
+    root: Path, monkeypatch: pytest.MonkeyPatch, lives: bool, gets: bool, told: str
+):
+    """Time goes as fast as it is looked at: 0.4 s for each event."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(hosts.time, "monotonic", lambda: now[0])
+    sender = Sender(root)
+
+    def event(node: QueriedNode) -> None:
+        now[0] += 0.4
+        if lives:
+            node.handle.heard_at = now[0]
+            node.answers[CopyProgress] = CopyProgress(int(1e6 - now[0]) if gets else 0, 0)
+
+    asked = Nodes(*[event] * 600, answers())
+    asked.is_silent = not lives
+    assert asked.serve(sender) == told
+
+
+def test_a_command_that_was_suspended_gives_up_no_host(root: Path, monkeypatch: pytest.MonkeyPatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr(hosts.time, "monotonic", lambda: now[0])
+
+    def suspend(_node: QueriedNode) -> None:
+        now[0] += 1000.0
+
+    assert Nodes(lambda _: None, suspend, lambda _: None, answers()).serve(Sender(root)) == ""
 
 
 def test_two_commands_copy_code_to_a_host_one_after_the_other(root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -261,6 +306,42 @@ def test_two_commands_copy_code_to_a_host_one_after_the_other(root: Path, monkey
         fcntl.flock(other, fcntl.LOCK_UN)
         monkeypatch.setattr(receive, "_lock", [])
         assert sender.run() == CopyAnswer()
+
+
+def test_an_agent_that_is_cut_off_from_its_launcher_ends_for_one_that_waits(
+    root: Path, host: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In a process of its own: it ends at once."""
+    sender = Sender(root)
+    assert sender.ask().wanted
+    lost = receive._Progress()
+    lost.idle_since = time.monotonic() - 100
+    monkeypatch.setattr(receive, "PROGRESS_S", 0.05)
+
+    def is_ended(within_s: float) -> bool:
+        if not (pid := os.fork()):
+            lost._tell(SimpleNamespace(send=lambda _: None))
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG), within_s)
+            return os.waitpid(pid, 0)[1] == 0
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return False
+
+    os.utime(receive._lock[0], (0, 0))
+    assert not is_ended(0.3)
+    os.utime(receive._lock[0], (time.time() + 100, time.time() + 100))  # As the one that waits does all the time.
+    assert is_ended(10)
+
+
+def test_code_from_another_machine_with_the_same_path_is_told(root: Path):
+    def sent_by(name: str) -> CopyAnswer:
+        sender = Sender(root)
+        sender.order = replace(sender.order, sender=name)
+        return sender.run()
+
+    assert sent_by("ada@laptop") == sent_by("ada@laptop") == CopyAnswer()
+    assert sent_by("bob@desktop") == CopyAnswer(other_sender="ada@laptop")
 
 
 @pytest.mark.parametrize("cwd", ["..", "/tmp", "a/../../b"])

@@ -71,6 +71,7 @@ class Plan:
         given: variables of the user or of this machine that workers get, as ``NAME=VALUE``, with secrets masked.
         ranks: the workers of ``nodes``; empty if the ranks depend on something.
         injections: descriptions of the faults that the dry run injects.
+        copied: what is copied before the run, and where to.
         details: what a run says only with ``-v``: the scheduler that was found.
     """
 
@@ -89,4 +90,5 @@ class Plan:
     ranks: tuple[RankPlan, ...] = ()
     injections: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     details: tuple[str, ...] = ()

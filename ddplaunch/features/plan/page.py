@@ -43,6 +43,7 @@ def page(plan: Plan, *, is_verbose: bool = False) -> str:
         plan.details if is_verbose else (),
         _nodes(plan),
         _commands(plan, is_verbose=is_verbose),
+        _list("before the run", plan.copied),
         _environment_by_rank(plan),
         _common_environment(plan),
         _list("faults that --inject injects", plan.injections),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 def plan(config: LaunchConfig) -> Plan:
     """The plan of a run of ``config`` from this machine."""
+    given_config, config = config, features.planned(config)
     hosts = setup.node_names(config)
     specs = [_spec(config, hosts, index) for index in range(len(hosts))]
     positions = config.rendezvous.max_nodes if config.rendezvous else min(config.max_nodes, len(hosts))
@@ -68,7 +69,8 @@ def plan(config: LaunchConfig) -> Plan:
         given=tuple(masked_lines(given)),
         ranks=ranks,
         injections=tuple(describe(parse(text)) for text in config.injections),
-        warnings=warnings(config, nodes, specs),
+        warnings=warnings(given_config, nodes, specs),
+        copied=tuple(notice.text for notice in config.notices[len(given_config.notices) :]),
         details=tuple(notice.text for notice in config.notices if notice.kind == "detail"),
     )
 

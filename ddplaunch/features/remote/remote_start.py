@@ -366,6 +366,8 @@ def _check_files(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure
         return HostFailure(host, "directory", f"{start.cwd}: {facts.directory}", hint)
     if not facts.has_script:
         hint = "The script must be on every node under the same path, for example on a shared file system."
+        if start.script.startswith("~"):  # Of --sync.
+            hint = "It was sent to this host, and has been deleted since: start the run again."
         return HostFailure(host, "script", f"no {start.script} in {start.cwd}", hint)
     return None
 

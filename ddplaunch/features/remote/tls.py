@@ -1,10 +1,12 @@
-"""Encrypted connections between the launcher and the agents of a run: its nodes trust one certificate, made for it.
+"""Encrypted connections of a run: its nodes trust one certificate, made for it.
 
-Used by the launcher, and on a node by ``relay``. Loads ``ssl``, which takes time: imported only where it is used.
+Used by the launcher, and on a node by ``relay`` and by what gives code to other nodes. Loads ``ssl``, which takes time:
+imported only where it is used.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
 from typing import Any
 
@@ -33,8 +35,20 @@ class TlsSocket(ssl.SSLSocket):
             raise BlockingIOError from None
 
 
+def server_context(identity: bytes) -> ssl.SSLContext:
+    """For the side that listens; ``identity``: private key and certificate, as PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0
+    # ssl reads keys from files only: this one is in memory.
+    with open(os.memfd_create("certificate"), "wb") as file:
+        file.write(identity)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return as_socket(context)
+
+
 def client_context(certificate: str) -> ssl.SSLContext:
-    """For a node: connections to the launcher with this certificate, and to nobody else."""
+    """Connections to who has this certificate, and to nobody else."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cadata=certificate)

@@ -101,14 +101,20 @@ class Queries:
     def wait(self, nodes: Sequence[QueriedNode], answer: type) -> None:
         """Handle events until each node has sent an answer of this type, or has failed. Main thread only."""
         while pending := [node for node in nodes if not (node.failure or answer in node.answers)]:
-            received = self._mailbox.get(min(node.deadline for node in pending))
-            if received:
-                index, received_s, event = received
-                self._on_event(self.nodes[index], event, received_s)
+            if self.next_event(min(node.deadline for node in pending)):
                 continue
             for node in pending:
                 if time.monotonic() >= node.deadline:
                     node.failure = HostFailure(node.name, "timeout", "no answer in time")
+
+    def next_event(self, deadline: float) -> QueriedNode | None:
+        """Handle the next event, and return its node; None at ``deadline`` (``time.monotonic()``). Main thread only."""
+        received = self._mailbox.get(deadline)
+        if not received:
+            return None
+        index, received_s, event = received
+        self._on_event(self.nodes[index], event, received_s)
+        return self.nodes[index]
 
     def failures(self) -> list[HostFailure]:
         """The failures of all nodes."""

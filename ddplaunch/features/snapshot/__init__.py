@@ -65,6 +65,13 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
     return at_start(config)
 
 
+def planned(config: LaunchConfig) -> LaunchConfig:
+    """As ``choice.planned``."""
+    from ddplaunch.features.snapshot.choice import planned
+
+    return planned(config)
+
+
 def for_agent(config: LaunchConfig) -> str | None:
     """The snapshot, for agents and workers: ``choice.for_agent``; None: the run has none."""
     from ddplaunch.features.snapshot.choice import for_agent

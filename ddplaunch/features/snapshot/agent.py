@@ -29,9 +29,12 @@ def begin(spec: AgentSpec, _post: Callable[[object], None]) -> None:
         LaunchError: it is not.
     """
     text = spec.texts.get("snapshot")
-    folder = os.path.expanduser(json.loads(text)["copy"]) if text else ""
+    named = str(json.loads(text)["copy"]) if text else ""
+    folder = os.path.expanduser(named)
     if folder and not os.path.exists(os.path.join(folder, MARKER)):
         hint = "All hosts must have the folder, on a file system that they share: --log-dir names another one."
+        if named != folder:  # Of --sync.
+            hint = "It was sent to this host, and has been deleted since: start the run again."
         raise LaunchError(f"{spec.host}: there is no snapshot {folder} here", hint)
 
 

@@ -25,10 +25,13 @@ from ddplaunch.launcher import setup
 from ddplaunch.launcher.launch import told_if_slow
 from ddplaunch.system.files import run_folder, script_file
 from ddplaunch.system.files.script_file import working_folder
-from ddplaunch.text import plural, quote
+from ddplaunch.text import plural, quote, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddplaunch.cli.commands import Request
+    from ddplaunch.features.snapshot.code_files import Repository
     from ddplaunch.features.snapshot.copies import Facts
 
 
@@ -50,16 +53,15 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
     script = _script_in(folder, found, config)
     started = replace(config, code=folder, script=script, notices=(*config.notices, *told))
     if config.sync and not config.is_local:
-        cwd = _working_directory(found)
-        with told_if_slow(config, 3.0, f"the code is sent to {plural(len(config.hosts), 'host')}"):
-            started = hosts.on_hosts(hosts.send(started, folder, found, cwd), folder, cwd)
+        cwd = _working_directory(found.root)
+        started = hosts.on_hosts(hosts.send(started, folder, found, cwd), folder, cwd)
     return started
 
 
-def _working_directory(found: Facts) -> str:
-    """The working directory, relative to the code; of one that is elsewhere, the folder of the code: empty."""
+def _working_directory(root: str) -> str:
+    """The working directory, relative to ``root``, the code; empty if it is elsewhere: then workers run in the root."""
     here = os.path.realpath(working_folder())
-    return os.path.relpath(here, found.root) if here.startswith(f"{found.root}/") else ""
+    return os.path.relpath(here, root) if here.startswith(f"{root}/") else ""
 
 
 def not_sent(path: str, folder: str, found: Facts) -> str:
@@ -69,7 +71,7 @@ def not_sent(path: str, folder: str, found: Facts) -> str:
     """
     project, name = map(re.escape, folder.split("/")[-2:])
     at_root = re.fullmatch(rf"/.*/({copies.FOLDER}/{project}/{name}|work/{project})/(.*)", path, re.DOTALL)
-    inside = at_root[2] if at_root else os.path.join(_working_directory(found), path)
+    inside = at_root[2] if at_root else os.path.join(_working_directory(found.root), path)
     here = os.path.normpath(os.path.join(found.root, inside))
     sent = {*found.files, *copies.folders_of(found.files)}
     inside = os.path.relpath(here, found.root)
@@ -99,10 +101,17 @@ def _check(config: LaunchConfig) -> None:
 def _new(config: LaunchConfig) -> str:
     if config.script_file:
         script_file.check_readable(os.path.join(config.chdir or "", config.script_file), setup.local_host_name())
-    include = tuple(map(os.path.abspath, config.snapshot_include))
     base = _base(config)
     with told_if_slow(config, 3.0, f"the code is copied to {base}"):
-        return copies.take(code_files.repository_of(code_files.folder_of(config)), include, base)
+        return copies.take(_repository(config), _include(config), base)
+
+
+def _repository(config: LaunchConfig) -> Repository:
+    return code_files.repository_of(code_files.folder_of(config))
+
+
+def _include(config: LaunchConfig) -> tuple[str, ...]:
+    return tuple(map(os.path.abspath, config.snapshot_include))
 
 
 def _base(config: LaunchConfig) -> str:
@@ -115,7 +124,7 @@ def _script_in(folder: str, found: Facts, config: LaunchConfig) -> str:
     """The script's path in the snapshot; of what is no file, as it is."""
     if not config.script_file:
         return config.script
-    path = os.path.join(os.path.realpath(code_files.folder_of(config)), os.path.basename(config.script_file))
+    path = _script_path(config)
     script = os.path.join(folder, os.path.relpath(path, folder if path.startswith(folder + "/") else found.root))
     file = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
     is_copied = os.path.exists(file) and os.path.realpath(file).startswith(folder + "/")
@@ -125,6 +134,10 @@ def _script_in(folder: str, found: Facts, config: LaunchConfig) -> str:
             "--snapshot-include takes a file into it that git ignores. A link must lead to a file of the code.",
         )
     return script
+
+
+def _script_path(config: LaunchConfig) -> str:
+    return os.path.join(os.path.realpath(code_files.folder_of(config)), os.path.basename(config.script_file))
 
 
 # A job that SLURM starts again.
@@ -170,6 +183,36 @@ def for_agent(config: LaunchConfig) -> str | None:
     found = _facts(config.code)
     copy, work = hosts.paths(config.code) if config.sync and not config.is_local else (config.code, found.root)
     return json.dumps({"roots": list(dict.fromkeys([found.root, work])), "copy": copy, "content": found.content})
+
+
+def planned(config: LaunchConfig) -> LaunchConfig:
+    """``config`` as --plan shows it: with the paths of the copy, and with notices that say what is copied where.
+
+    Nothing is. Raises as ``at_start``.
+    """
+    _check(config)
+    if config.code:
+        folder = os.path.realpath(config.code)
+        found = _facts(folder)
+        root, script = found.root, _script_in(folder, found, config)
+        sizes = [noted[0] for noted in found.files.values() if len(noted) > 1]
+        told = [f"the workers run the snapshot {folder} of {root}: {_amount(sizes)}"]
+    else:
+        repository, base = _repository(config), _base(config)
+        sizes = [file.size for file in copies.files_of(repository, _include(config), base).values() if not file.target]
+        root, folder = repository.root, os.path.join(copies.project_in(base, repository.root), "<hash>")
+        relative = os.path.relpath(_script_path(config), root) if config.script_file else ""
+        script = os.path.join(folder, relative) if relative else config.script
+        told = [f"the code in {root} is copied to {folder}: {_amount(sizes)}"]
+    config = replace(config, script=script)
+    if config.sync and not config.is_local:
+        config = hosts.on_hosts(config, folder, _working_directory(root))
+        told.append(f"each host gets what it lacks of them, into {hosts.paths(folder)[0]}")
+    return replace(config, notices=(*config.notices, *(StartNotice("info", quote(text, 500)) for text in told)))
+
+
+def _amount(sizes: Sequence[int]) -> str:
+    return f"{plural(len(sizes), 'file')}, {size(sum(sizes))}"
 
 
 def show(request: Request) -> None:

@@ -97,6 +97,18 @@ def folder_in(base: str) -> str:
     return os.path.join(os.path.realpath(base), f"{FOLDER}-{os.geteuid()}" if is_shared else FOLDER)
 
 
+def project_in(base: str, root: str) -> str:
+    """The folder of the snapshots of the code in ``root``."""
+    readable = "".join(each if each.isprintable() else "_" for each in os.path.basename(root)[:_MAX_NAME])
+    return os.path.join(folder_in(base), f"{readable}-{content.hash_of(os.fsencode(root))[:8]}")
+
+
+def files_of(repository: Repository, include: Sequence[str], base: str) -> dict[str, CodeFile]:
+    """What ``take`` copies, by path. Raises as ``code_files.of_run``."""
+    snapshots = folder_in(base)
+    return code_files.of_run(repository, include, (os.path.dirname(snapshots), snapshots))
+
+
 def take(repository: Repository, include: Sequence[str], base: str) -> str:
     """The snapshot of the code as it is now: a new one, or one that is equal. Returns its folder.
 
@@ -105,18 +117,16 @@ def take(repository: Repository, include: Sequence[str], base: str) -> str:
     Raises:
         LaunchError: it cannot be taken; nothing of it is left. UsageError, as ``code_files.of_run``.
     """
-    root = repository.root
-    readable = "".join(each if each.isprintable() else "_" for each in os.path.basename(root)[:_MAX_NAME])
     project = ""
     try:
         snapshots = folder_in(base)
         run_folder.make_private(Path(snapshots))
         if not run_folder.is_own(Path(snapshots)):
             raise LaunchError(f"--snapshot: {snapshots} belongs to another user", _OTHER_FOLDER)
-        project = os.path.join(snapshots, f"{readable}-{content.hash_of(os.fsencode(root))[:8]}")
+        project = project_in(base, repository.root)
         os.makedirs(project, mode=0o700, exist_ok=True)
         for _ in range(_TRIES):
-            files = code_files.of_run(repository, include, (os.path.dirname(snapshots), snapshots))
+            files = files_of(repository, include, base)
             try:
                 with signals.ctrl_c_raises():
                     return _taken(repository, files, project)
@@ -204,6 +214,7 @@ def build(
     previous: str,
     copy: Copy,
     check: Callable[[], None] = lambda: None,
+    on_file: Callable[[], None] = lambda: None,
 ) -> None:
     """Make the snapshot ``folder``.
 
@@ -214,6 +225,7 @@ def build(
         previous: another snapshot of the project, whose equal files are linked; or what does not exist.
         copy: copies the others.
         check: is called when all are copied.
+        on_file: is called for each file and link that is there; in several threads.
 
     Raises:
         content.Changed: by ``copy`` or ``check``.
@@ -234,6 +246,7 @@ def build(
                 os.symlink(noted[0], to)
             elif list(earlier.get(path, ())) != list(noted) or not linked(os.path.join(previous, path), noted, to):
                 copy(path, noted, to)
+            on_file()
 
         with ThreadPoolExecutor(content.THREADS) as pool:
             list(pool.map(add, found.files))

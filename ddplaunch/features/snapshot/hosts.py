@@ -1,42 +1,73 @@
 """Sends a snapshot to hosts that do not share a file system with this machine, for ``--sync``.
 
 Runs in the process of the command, before the run: an agent on each host makes a copy, and gets only the files that the
-host does not have. The hosts are served together.
+host does not have. No host waits for another one, and one that is silent is given up.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
+import getpass
+import math
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, StartNotice
 from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries, query_transport
 from ddplaunch.features.snapshot import content, copies
-from ddplaunch.features.snapshot.queries import PART_BYTES, ROUND_BYTES, CopyAnswer, MakeCopy, PutPart, Wanted
+from ddplaunch.features.snapshot.queries import (
+    PART_BYTES,
+    ROUND_BYTES,
+    CopyAnswer,
+    CopyProgress,
+    GiveFiles,
+    Giving,
+    MakeCopy,
+    PutPart,
+    Source,
+    Wanted,
+)
 from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
-from ddplaunch.text import plural, size
+from ddplaunch.features.snapshot.spread import Spread
+from ddplaunch.launcher import setup
+from ddplaunch.launcher.display.console import Progress
+from ddplaunch.text import plural, quote, size
 from ddplaunch.transport.failures import HostFailure, failures_table
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.snapshot.copies import Facts
 
-_ANSWER_S = 180.0
-"""For the parts of one round, over a slow link, and the copy that is made of them."""
+_SILENT_S = 20.0
+"""A host that says nothing for so long is given up. A slow link delays what it says by ten seconds, no more."""
+
+_STUCK_S = 180.0
+"""So is one that lives, but gets nothing and makes nothing for so long: its file system hangs."""
+
+_SPREAD_ABOVE = 32
+"""Hosts: those of more that have the code give it to others."""
+
+_ASK_AGAIN_S = 10.0
+"""A host that waits for a source is asked again, so that it knows that this command lives."""
+
+_LOOK_S = 0.5
+_FROZEN_S = 5.0
+"""After a look that came so late, this process was suspended: what hosts have said meanwhile has not been read."""
 
 _ALL_BYTES, _LEAST_BYTES = 256 << 20, 1 << 20
 """So many bytes are on the way to all hosts at once, but no less than the second to each."""
 
-_KEPT_PARTS = 32
+_KEPT_PARTS = 128
 _TIMES = 3
 """So many times the code is sent to a host on which it does not arrive as it was."""
-
-_OTHER_VERSION = "Is ddplaunch there of the same version as here?"
 
 
 def paths(folder: str) -> tuple[str, str]:
@@ -58,34 +89,62 @@ def send(config: LaunchConfig, folder: str, found: Facts, cwd: str) -> LaunchCon
     project, name = folder.split("/")[-2:]
     own = content.hash_of(marker)
     round_bytes = max(_LEAST_BYTES, min(ROUND_BYTES, _ALL_BYTES // len(config.hosts)))
-    order = MakeCopy(project=project, name=name, marker=own, marker_bytes=len(marker), cwd=cwd, round_bytes=round_bytes)
+    order = MakeCopy(
+        project=project,
+        name=name,
+        marker=own,
+        marker_bytes=len(marker),
+        cwd=cwd,
+        round_bytes=round_bytes,
+        sender=quote(f"{_user()}@{setup.local_host_name()}"),
+    )
     files = {noted[2]: os.path.join(folder, path) for path, noted in found.files.items() if len(noted) > 1}
     files[own] = os.path.join(folder, MARKER)
-    queries = Queries(_ANSWER_S)
+    queries = Queries(_STUCK_S)
     transport = query_transport(config.hosts, config.remote, queries.post)
-    try:
-        queries.start(transport, order)
-        sent = _serve(queries, order, files)
-    finally:
-        queries.close()
-        transport.close()
+    with contextlib.closing(setup.open_console(config, None, 1)) as console:
+        try:
+            queries.start(transport, order)
+            progress = Progress(console, is_quiet=config.output.verbosity < 0)
+            (sending := Sending(queries, order, files)).run(progress)
+        finally:
+            queries.close()
+            transport.close()
     failed = {node.name: failure for node in queries.nodes if (failure := _failure(node))}
     hosts = tuple(host for host, node in zip(config.hosts, queries.nodes, strict=True) if node.name not in failed)
     table = failures_table(failed.values())
     if len(hosts) < config.min_nodes:
         raise LaunchError(f"the code cannot be copied to hosts\n{table}", "", NODE_NOT_READY)
-    notices = [StartNotice("detail", f"sent {size(sent)} of code to {plural(len(hosts), 'host')}")]
+    given = f", which gave each other {size(sending.given)}" if sending.given else ""
+    notices = [StartNotice("detail", f"sent {size(sending.sent)} of code to {plural(len(hosts), 'host')}{given}")]
     if failed:
         notices.append(StartNotice("warning", f"the run goes on without hosts that have no code\n{table}"))
-    for node in queries.nodes:
-        for link in node.answers[CopyAnswer].links if CopyAnswer in node.answers else ():
-            notices.append(StartNotice("warning", f"the link {link} of the code leads to nothing on {node.name}"))
+    notices += [warning for node in queries.nodes for warning in _warnings(node)]
     return replace(
         config,
         hosts=hosts,
         max_nodes=min(config.max_nodes, len(hosts)),
         notices=(*config.notices, *notices),
     )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A container may have no name for it.
+        return str(os.geteuid())
+
+
+def _warnings(node: QueriedNode) -> Iterator[StartNotice]:
+    answer: CopyAnswer = node.answers.get(CopyAnswer, CopyAnswer())
+    for link in answer.links:
+        yield StartNotice("warning", f"the link {link} of the code leads to nothing on {node.name}")
+    if answer.other_sender:
+        text = (
+            f"the working directory on {node.name} had the code of {answer.other_sender}, from a folder of the same "
+            "path, and has that of this run now"
+        )
+        yield StartNotice("warning", text)
 
 
 def _failure(node: QueriedNode) -> HostFailure | None:
@@ -95,31 +154,152 @@ def _failure(node: QueriedNode) -> HostFailure | None:
     return HostFailure(node.name, "directory", answer.problem)
 
 
-def _serve(queries: Queries, order: MakeCopy, files: dict[str, str]) -> int:
-    """Send what the hosts want until they want nothing. Returns the number of bytes."""
-    queries.wait(queries.nodes, CopyAnswer)
-    sent = dict.fromkeys((node.name for node in queries.nodes), 0)
-    most = _TIMES * sum(map(os.path.getsize, files.values()))
-    while wanting := [node for node in queries.nodes if not node.failure and node.answers[CopyAnswer].wanted]:
-        for node in wanting:
-            sent[node.name] += _send_wanted(node, order, files)
-            if sent[node.name] > most:
-                node.failure = HostFailure(node.name, "start", "what is sent arrives damaged, again and again")
-        queries.ask(wanting, lambda _: order, CopyAnswer, _ANSWER_S)
-    return sum(sent.values())
+class Sending:
+    """Sends the hosts what they want, or has others send it, until they want nothing. Main thread.
 
+    Attributes:
+        sent: bytes that were sent to all hosts.
+        given: bytes that hosts have got from others.
+    """
 
-def _send_wanted(node: QueriedNode, order: MakeCopy, files: dict[str, str]) -> int:
-    """Send a node what it wants. Returns the number of bytes. A node fails that wants more than one of ours can."""
-    answer: CopyAnswer = node.answers.pop(CopyAnswer)
-    nbytes = sum(wanted.nbytes for wanted in answer.wanted)
-    if nbytes > order.round_bytes or any(wanted.hash not in files for wanted in answer.wanted):
-        node.failure = HostFailure(node.name, "start", "asks for files that are not in the snapshot", _OTHER_VERSION)
-        return 0
-    for wanted in answer.wanted:
-        for part in _parts(order.project, files[wanted.hash], wanted):
-            node.handle.send(part)
-    return nbytes
+    def __init__(self, queries: Queries, order: MakeCopy, files: dict[str, str]) -> None:
+        """``order`` has been sent to all nodes of ``queries``; ``files`` are by hash."""
+        self.sent = self.given = 0
+        self._queries, self._order, self._files = queries, order, files
+        self._nodes = {node.name: node for node in queries.nodes}
+        self._sent = dict.fromkeys(self._nodes, 0)
+        self._most = _TIMES * sum(map(os.path.getsize, files.values()))
+        self._wanted: dict[str, CopyAnswer] = {}
+        """What each node has wanted last."""
+        self._progress: dict[str, CopyProgress] = {}
+        self._heard_at: dict[str, float] = {}
+        """When each node has said something; later for one that has only connected: it may load slowly."""
+        self._looked_at = self._asked_at = time.monotonic()
+        self._spread = Spread(is_on=len(self._nodes) > _SPREAD_ABOVE and bool(find_spec("cryptography")))
+        self._secret = os.urandom(32).hex()
+        self._copied: set[str] = set()
+        """They have answered last: they have a copy, or a problem."""
+        self._takers: set[str] = set()
+        """Each has been told to take what it wants from another node."""
+
+    def run(self, progress: Progress) -> None:
+        """A node that gets no copy has a ``failure`` then, or an answer with a problem."""
+        while self._unfinished():
+            node = self._queries.next_event(self._looked_at + _LOOK_S)
+            if node and node.failure:
+                self._spread.leaves(node.name)
+            elif node:
+                self._on_event(node, time.monotonic())
+            if (now := time.monotonic()) >= self._looked_at + _LOOK_S:
+                self._look(now)
+                progress.show(self._text)
+            self._place(now)
+        progress.end()
+
+    @functools.cached_property
+    def _identity(self) -> tuple[bytes, str]:
+        from ddplaunch.features.ssh.listener import new_identity
+
+        return new_identity()
+
+    def _unfinished(self) -> list[QueriedNode]:
+        return [node for node in self._queries.nodes if not node.failure and node.name not in self._copied]
+
+    def _on_event(self, node: QueriedNode, now: float) -> None:
+        if node.deadline < math.inf:  # Its facts have come.
+            self._heard_at[node.name] = now + (0.0 if node.name in self._heard_at else setup.SLOW_START_S)
+        latest: CopyProgress | None = node.answers.pop(CopyProgress, None)
+        answer: CopyAnswer | None = node.answers.get(CopyAnswer)
+        if answer and node.name not in self._copied:
+            latest = CopyProgress(answer.left, 0)
+            self._on_answer(node, answer, now)
+        if latest and latest != self._progress.get(node.name):
+            self._progress[node.name], node.deadline = latest, now + _STUCK_S
+        giving: Giving | None = node.answers.pop(Giving, None)
+        if giving:
+            source = Source(giving.addresses, giving.port, self._identity[1], self._secret)
+            self._spread.gives(node.name, source if giving.addresses else None)
+
+    def _on_answer(self, node: QueriedNode, answer: CopyAnswer, now: float) -> None:
+        if answer.wanted:
+            self._wanted[node.name] = node.answers.pop(CopyAnswer)
+            self._spread.wants(node.name, answer.left, now)
+            return
+        self._copied.add(node.name)
+        if node.name in self._takers:
+            self.given += self._wanted[node.name].left
+        if answer.problem:
+            self._spread.leaves(node.name)
+        elif self._spread.has_copy(node.name):
+            project, name, identity = self._order.project, self._order.name, self._identity[0].decode()
+            node.handle.send(GiveFiles(project=project, name=name, identity=identity, secret=self._secret))
+
+    def _place(self, now: float) -> None:
+        for name, source in self._spread.placed(now):
+            if source:
+                self._takers.add(name)
+                self._nodes[name].handle.send(replace(self._order, source=source))
+            else:
+                self._takers.discard(name)
+                self._send(self._nodes[name], self._wanted[name])
+
+    def _send(self, node: QueriedNode, answer: CopyAnswer) -> None:
+        """Send a node what it wants, and ask again. A node fails that wants more than one of ours can."""
+        nbytes = sum(wanted.nbytes for wanted in answer.wanted)
+        self.sent += nbytes
+        self._sent[node.name] += nbytes
+        if nbytes > self._order.round_bytes or any(wanted.hash not in self._files for wanted in answer.wanted):
+            hint = "Is ddplaunch there of the same version as here?"
+            failure = HostFailure(node.name, "start", "asks for files that are not in the snapshot", hint)
+            self._give_up(node, failure)
+        elif self._sent[node.name] > self._most:
+            self._give_up(node, HostFailure(node.name, "start", "what is sent arrives damaged, again and again"))
+        else:
+            for wanted in answer.wanted:
+                for part in _parts(self._order.project, self._files[wanted.hash], wanted):
+                    node.handle.send(part)
+            node.handle.send(self._order)
+
+    def _look(self, now: float) -> None:
+        """Give up the nodes that are silent, or stuck."""
+        was_frozen, self._looked_at = now - self._looked_at > _FROZEN_S, now
+        waiting = tuple(self._spread.waiting)
+        for node in map(self._nodes.__getitem__, waiting):
+            node.deadline = now + _STUCK_S
+        if now > self._asked_at + _ASK_AGAIN_S:
+            self._asked_at = now
+            for name in waiting:
+                del self._spread.waiting[name]
+                self._nodes[name].handle.send(self._order)
+        for node in self._unfinished():
+            if node.name not in self._heard_at:  # Its handle limits the time in which it connects.
+                continue
+            if was_frozen:
+                self._heard_at[node.name], node.deadline = now, now + _STUCK_S
+            if now - max(self._heard_at[node.name], node.handle.heard_at) > _SILENT_S:
+                message = f"has said nothing for {_SILENT_S:g} s while the code was sent to it"
+                self._give_up(node, HostFailure(node.name, "timeout", message))
+            elif now > node.deadline:
+                message = f"does not get on with the code: it has got nothing for {_STUCK_S:g} s"
+                self._give_up(node, HostFailure(node.name, "timeout", message))
+
+    def _give_up(self, node: QueriedNode, failure: HostFailure) -> None:
+        node.failure = failure
+        node.handle.kill()
+        self._spread.leaves(node.name)
+
+    def _text(self) -> str:
+        """For a line of progress."""
+        unfinished = self._unfinished()
+        absent = [node.name for node in unfinished if node.name not in self._heard_at]
+        behind = [node.name for node in unfinished if node.name in self._heard_at]
+        left = sum(self._progress[name].left for name in behind if name in self._progress)
+        has = len([name for name in self._copied if not self._nodes[name].answers[CopyAnswer].problem])
+        return (
+            f"the code is on {has} of {plural(len(self._queries.nodes), 'host')}"
+            + (f"; not connected yet: {quote(fold(absent), 100)}" if absent else "")
+            + (f"; {size(left)} left for {quote(fold(behind), 100)}" if behind else "")
+        )
 
 
 def _parts(project: str, path: str, wanted: Wanted) -> Iterator[PutPart]:

@@ -12,34 +12,41 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.snapshot import content, copies, old_copies
+from ddplaunch.features.snapshot import content, copies, old_copies, peers, work_folder
 from ddplaunch.features.snapshot.copies import Facts
 from ddplaunch.features.snapshot.queries import (
     MAX_WANTED,
     PART_BYTES,
+    PROGRESS_S,
     CopyAnswer,
+    CopyProgress,
+    GiveFiles,
+    Giving,
     MakeCopy,
     PutPart,
+    Source,
     Wanted,
 )
 from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
+from ddplaunch.threads import in_thread
 
 _RECEIVED, _LOCK = "received", ".lock"
 _LOOK_S = 0.1
-_MAX_LINKS = 3
-_OTHERS_S = 20.0
+_OTHERS_S = 90.0
 """So long an agent waits for another one, of another launcher, that makes copies of the same project."""
+
+_LOST_S = 30.0
+"""An agent for which another one waits ends if it has got nothing for so long: its launcher may be cut off."""
 
 _lock: list[int] = []
 """The descriptor of the file by which this process holds the project, until it ends."""
@@ -48,16 +55,60 @@ _problems: list[str] = []
 """Why parts could not be kept since the last answer: the sender does not wait for an answer to each."""
 
 
-def serve(query: MakeCopy | PutPart, _stream: BinaryIO, outbox: Any) -> None:
-    """Answer MakeCopy, or keep what PutPart brings. Other queries may follow."""
+class _Progress:
+    """How far the copy is. A thread tells the launcher, which so knows that this host lives.
+
+    Attributes:
+        idle_since: when the last query was answered; None: one is being answered.
+    """
+
+    def __init__(self) -> None:
+        self.left = self.steps = 0
+        self.idle_since: float | None = None
+        self._is_told = False
+
+    def tell(self, outbox: Any) -> None:
+        """Tell it from now on."""
+        if not self._is_told:
+            self._is_told = True
+            in_thread("progress", lambda: self._tell(outbox))
+
+    def add(self, nbytes: int = 0) -> None:
+        """A file is in its place, or ``nbytes`` of one have arrived. Any thread."""
+        self.left, self.steps = max(0, self.left - nbytes), self.steps + 1
+
+    def _tell(self, outbox: Any) -> None:
+        while True:
+            time.sleep(PROGRESS_S)
+            outbox.send(CopyProgress(self.left, self.steps))
+            is_lost = self.idle_since is not None and time.monotonic() - self.idle_since > _LOST_S
+            if is_lost and _lock and time.time() - os.fstat(_lock[0]).st_mtime < PROGRESS_S:
+                os._exit(0)
+
+
+_progress = _Progress()
+
+
+def serve(query: MakeCopy | PutPart | GiveFiles, _stream: BinaryIO, outbox: Any) -> None:
+    """Answer MakeCopy or GiveFiles, or keep what PutPart brings. Other queries may follow."""
+    if isinstance(query, GiveFiles):
+        giving = Giving()
+        with contextlib.suppress(LaunchError, OSError, ImportError):  # A Python may lack the module ssl.
+            giving = _give(query)
+        outbox.send(giving)
+        return None
+    _progress.idle_since = None
+    _progress.tell(outbox)
     try:
         if isinstance(query, PutPart):
-            return None if _problems else _keep(query)
+            return None if _problems else _keep_part(query)
         answer = CopyAnswer(problem=_problems.pop()) if _problems else _answer(query)
     except OSError as error:
         answer = CopyAnswer(problem=quote(f"{error.filename or HOME_BASE}: {error.strerror}", 1000))
     except (LaunchError, ValueError, KeyError, TypeError, zlib.error) as error:
         answer = CopyAnswer(problem=quote(str(error), 1000))
+    finally:
+        _progress.idle_since = time.monotonic()
     if isinstance(query, PutPart):
         _problems.append(answer.problem)
     else:
@@ -73,28 +124,34 @@ def _received(project: str, digest: str) -> str:
     return os.path.join(_project(project), _RECEIVED, digest)
 
 
-def _keep(part: PutPart) -> None:
-    """Write the part; a file that is complete, and is what its hash says, gets its name."""
-    path = _received(part.project, part.hash)
+def _keep_part(part: PutPart) -> None:
+    data = zlib.decompressobj().decompress(base64.b64decode(part.data), PART_BYTES)
+    _keep(part.project, part.hash, part.offset, part.size, data)
+
+
+def _keep(project: str, digest: str, offset: int, size: int, data: bytes) -> bool:
+    """Write a part of a file. One that is complete, and is what its hash says, gets its name: True."""
+    path = _received(project, digest)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     fd = os.open(f"{path}.part", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "r+b") as file:
-        data = zlib.decompressobj().decompress(base64.b64decode(part.data), PART_BYTES)
-        file.seek(part.offset)
+        file.seek(offset)
         file.write(data)
-        if part.offset + len(data) < part.size:
-            return
+        _progress.add(len(data))
+        if offset + len(data) < size:
+            return False
         file.seek(0)
-        is_whole = content.digest(file, None) == part.hash
+        is_whole = content.digest(file, None) == digest
         os.fsync(fd)
     if is_whole:
         os.replace(f"{path}.part", path)
     else:
         os.unlink(f"{path}.part")
+    return is_whole
 
 
 def _hold(project: str) -> None:
-    """Have no other agent make copies of the project here, until this process ends.
+    """Have no other agent make copies of the project here, until ``_let_go`` or the end of this process.
 
     Raises:
         LaunchError: another one does, for longer than ``_OTHERS_S``.
@@ -109,16 +166,59 @@ def _hold(project: str) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise LaunchError("another command copies code of this project to this host") from None
+        os.utime(_lock[0])  # The other agent sees that somebody waits.
+        _progress.add()
         time.sleep(_LOOK_S)
+
+
+def _let_go() -> None:
+    if _lock:
+        os.close(_lock.pop())
+
+
+class _State(NamedTuple):
+    """What this host has of a snapshot.
+
+    Attributes:
+        found: what the marker says; None: that is absent itself.
+        is_made: there is a copy.
+        missing: paths that the copy lacks.
+        sources: files with contents of the snapshot, by hash.
+        absent: sizes of the files that must come from elsewhere, by hash.
+    """
+
+    found: Facts | None
+    is_made: bool
+    missing: Sequence[str]
+    sources: Mapping[str, str]
+    absent: Mapping[str, int]
 
 
 def _answer(query: MakeCopy) -> CopyAnswer:
     _check_inside(query.cwd)
-    project, marker = _project(query.project), _received(query.project, query.marker)
-    folder, received = os.path.join(project, query.name), os.path.join(project, _RECEIVED, "")
+    project = _project(query.project)
     os.makedirs(project, mode=0o700, exist_ok=True)
     _hold(project)
-    if is_here := os.path.exists(os.path.join(folder, MARKER)):
+    state = _look(query)
+    if state.absent and query.source:
+        state = _take(query, query.source, state)
+    if state.absent or state.found is None:
+        return _asking(query, state.absent)
+    _make(query, state.found, state)
+    work = os.path.join(os.path.expanduser(HOME_BASE), "work", query.project)
+    folder = os.path.join(project, query.name)
+    before = work_folder.link(folder, work, query.cwd, state.found, query.sender, _progress.add)
+    shutil.rmtree(os.path.join(project, _RECEIVED), ignore_errors=True)
+    old_copies.delete_old(os.path.dirname(project))
+    _let_go()
+    other = before if before != query.sender else ""
+    return CopyAnswer(links=tuple(work_folder.dangling(folder, state.found)), other_sender=quote(other))
+
+
+def _look(query: MakeCopy) -> _State:
+    project, marker = _project(query.project), _received(query.project, query.marker)
+    folder = os.path.join(project, query.name)
+    if is_made := os.path.exists(os.path.join(folder, MARKER)):
         os.utime(os.path.join(folder, MARKER))  # From now on nobody deletes it as an old one.
         found = copies.facts(folder)
         missing = copies.damaged(folder, found)
@@ -126,11 +226,31 @@ def _answer(query: MakeCopy) -> CopyAnswer:
         found = _checked(marker)
         missing = list(found.files)
     else:
-        return CopyAnswer((_wanted(query, query.marker, query.marker_bytes),))
+        return _State(None, is_made, (), {}, {query.marker: query.marker_bytes})
     sources = _sources(project, found)
-    if wanted := _all_wanted(query, [found.files[path] for path in missing], sources):
-        return CopyAnswer(wanted)
+    noted = (found.files[path] for path in missing)
+    absent = {each[2]: each[0] for each in noted if len(each) > 1 and each[2] not in sources}
+    return _State(found, is_made, missing, sources, absent)
 
+
+def _take(query: MakeCopy, source: Source, state: _State) -> _State:
+    """Take what is absent from another host, as far as it gives it: the marker first, which names the files."""
+
+    def keep(digest: str, offset: int, data: bytes) -> bool:
+        return _keep(query.project, digest, offset, state.absent[digest], data)
+
+    with contextlib.suppress(OSError, ImportError):  # A Python may lack the module ssl.
+        while state.absent:
+            _progress.left = sum(state.absent.values())
+            offsets = {digest: _wanted(query, digest, size).offset for digest, size in state.absent.items()}
+            peers.take(source, {digest: (size, offsets[digest]) for digest, size in state.absent.items()}, keep)
+            state = _look(query)
+    return _look(query)
+
+
+def _make(query: MakeCopy, found: Facts, state: _State) -> None:
+    project, sources = _project(query.project), state.sources
+    folder, received = os.path.join(project, query.name), os.path.join(project, _RECEIVED, "")
     uses = Counter(noted[2] for noted in found.files.values() if len(noted) > 1)
 
     def copy(path: str, noted: Sequence[Any], to: str) -> None:
@@ -142,15 +262,19 @@ def _answer(query: MakeCopy) -> CopyAnswer:
         with kept_files.open_regular(sources[noted[2]], os.O_NOFOLLOW) as source:
             copies.copy_of(source, path, noted, to)
 
-    if is_here:
+    if state.is_made:
         copies.repair(folder, found, copy)
-    else:
-        with open(marker, "rb") as file:
-            copies.build(folder, found, {MARKER: file.read()}, _newest(project), copy)
-    _link_work(folder, os.path.join(os.path.expanduser(HOME_BASE), "work", query.project), query.cwd, found)
-    shutil.rmtree(os.path.join(project, _RECEIVED), ignore_errors=True)
-    old_copies.delete_old(os.path.dirname(project))
-    return CopyAnswer(links=tuple(_dangling(folder, found)))
+        return
+    with open(_received(query.project, query.marker), "rb") as file:
+        copies.build(folder, found, {MARKER: file.read()}, _newest(project), copy, on_file=_progress.add)
+
+
+def _give(order: GiveFiles) -> Giving:
+    folder = os.path.join(_project(order.project), order.name)
+    files = {noted[2]: os.path.join(folder, path) for path, noted in copies.facts(folder).files.items() if noted[1:]}
+    with open(marker := os.path.join(folder, MARKER), "rb") as file:
+        files[content.hash_of(file.read())] = marker
+    return peers.give(order, files)
 
 
 def _checked(marker: str) -> Facts:
@@ -189,9 +313,8 @@ def _newest(project: str) -> str:
     return os.path.dirname(max(used, key=lambda marker: used[marker], default=""))
 
 
-def _all_wanted(query: MakeCopy, files: Sequence[Sequence[Any]], sources: Mapping[str, str]) -> tuple[Wanted, ...]:
-    """What is to be sent next, at most ``round_bytes``, or the first part of one file."""
-    sizes = {noted[2]: noted[0] for noted in files if len(noted) > 1 and noted[2] not in sources}
+def _asking(query: MakeCopy, sizes: Mapping[str, int]) -> CopyAnswer:
+    """Ask for the first of these files, by hash: for at most ``round_bytes`` of them, or the first part of one."""
     found, nbytes = list[Wanted](), 0
     for digest, size in sizes.items():
         wanted = _wanted(query, digest, size)
@@ -199,7 +322,8 @@ def _all_wanted(query: MakeCopy, files: Sequence[Sequence[Any]], sources: Mappin
         if found and (nbytes > query.round_bytes or len(found) == MAX_WANTED):
             break
         found.append(wanted)
-    return tuple(found)
+    _progress.left = sum(sizes.values()) - sum(each.offset for each in found)
+    return CopyAnswer(tuple(found), left=_progress.left)
 
 
 def _wanted(query: MakeCopy, digest: str, size: int) -> Wanted:
@@ -209,66 +333,3 @@ def _wanted(query: MakeCopy, digest: str, size: int) -> Wanted:
         offset = 0
     offset = offset if offset < size else 0
     return Wanted(digest, offset, min(size - offset, query.round_bytes))
-
-
-# The folder in which workers run.
-
-
-def _link_work(folder: str, work: str, cwd: str, found: Facts) -> None:
-    """Have ``work`` show the code: the same folders, with links to the files of the snapshot ``folder``.
-
-    What a worker writes into a folder of the code is thus found beside other code, too. The links are noted in a file
-    beside ``work``, so that those of older code are removed, and nothing else.
-
-    Raises:
-        LaunchError: a worker, or the user, has put something else there.
-    """
-    links = {
-        path: noted[0] if _leads_inside(noted) else os.path.join(folder, path) for path, noted in found.files.items()
-    }
-    folders = copies.folders_of(links)
-    noted_links = f"{work}.links.json"
-    os.makedirs(work, mode=0o700, exist_ok=True)
-    for path, target in (before := _read_links(noted_links)).items():
-        if links.get(path) != target and _target(os.path.join(work, path)) == target:
-            os.unlink(os.path.join(work, path))
-    for old in sorted(copies.folders_of(before).keys() - folders, reverse=True):
-        with contextlib.suppress(OSError):  # A worker has written into it.
-            os.rmdir(os.path.join(work, old))
-    kept_files.write_whole(noted_links, json.dumps(links))
-    try:
-        for each in (*sorted(folders), cwd):
-            os.makedirs(here := os.path.join(work, each), mode=0o700, exist_ok=True)
-        for path, target in links.items():
-            if _target(here := os.path.join(work, path)) != target:
-                os.symlink(target, here)
-    except (FileExistsError, NotADirectoryError):
-        problem = f"{here} is in the way: the code has a file or folder of this name"
-        raise LaunchError(problem) from None
-
-
-def _read_links(path: str) -> dict[str, str]:
-    with contextlib.suppress(OSError, ValueError), kept_files.open_regular(path) as file:
-        found = json.loads(file.read())
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _target(path: str) -> str:
-    """Where a link leads; of what is no link, empty."""
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def _leads_inside(noted: Sequence[Any]) -> bool:
-    """Whether this is a link of the code to what is copied, too."""
-    return len(noted) == 1 and not noted[0].startswith("/")
-
-
-def _dangling(folder: str, found: Facts) -> list[str]:
-    """Links of the code that lead out of it to what is not here; the first ones."""
-    links = (path for path, noted in found.files.items() if len(noted) == 1 and re.match("/", noted[0]))
-    missing = (path for path in links if not os.path.exists(os.path.join(folder, path)))
-    return [quote(path, 500) for _, path in zip(range(_MAX_LINKS), missing, strict=False)]

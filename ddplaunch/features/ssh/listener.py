@@ -6,15 +6,12 @@ Runs in the launcher. A login takes a thread of paramiko as long as it is open: 
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.remote.call_back import CallBackHandle, CallBackServer, chosen_address
 from ddplaunch.system import network
 
 if TYPE_CHECKING:
-    import ssl
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.remote.io_thread import IoThread
 
@@ -41,9 +38,11 @@ class AgentListener:
         """
         address = chosen_address(config)
         listener = network.listen("the launcher", network.bindable(address) if address else network.any_address(), 0)
-        context, certificate = _server_context()
+        from ddplaunch.features.remote import tls
+
+        identity, certificate = new_identity()
         self.has_told = self.some_cannot_connect = False
-        self._io, self._server = io, CallBackServer(io, listener, context)
+        self._io, self._server = io, CallBackServer(io, listener, tls.server_context(identity))
         self._given = {
             "addresses": [address] if address else [],
             "port": self._server.port,
@@ -65,16 +64,13 @@ class AgentListener:
         self._server.close()
 
 
-def _server_context() -> tuple[ssl.SSLContext, str]:
-    """The launcher's side of the connections, and the certificate that the nodes need, as PEM."""
-    import ssl
+def new_identity() -> tuple[bytes, str]:
+    """A private key and its certificate for one run, as PEM; and the certificate alone."""
     from datetime import datetime, timezone
 
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-
-    from ddplaunch.features.remote import tls
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ddplaunch")])
@@ -89,11 +85,4 @@ def _server_context() -> tuple[ssl.SSLContext, str]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0
-    # ssl reads keys from files only: this one is in memory.
-    with open(os.memfd_create("certificate"), "wb") as file:
-        file.write(private + pem)
-        file.flush()
-        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
-    return tls.as_socket(context), pem.decode()
+    return private + pem, pem.decode()
