@@ -48,7 +48,9 @@ def test_a_copy_is_whole_and_is_used_again(tmp_path: Path) -> None:
     assert {path: (copy / path).read_text() for path in FILES} == FILES
     assert (base.stat().st_mode & 0o777, copy.parent) == (0o700, base)
     assert receive(base, needed=not_needed) == copy
-    assert receiver.receive(wanted(FILES), [str(copy)], [], not_needed) == str(copy)
+    installed = str(shutil.copytree(copy, tmp_path / "installed"))
+    assert receiver.receive(wanted(FILES), [installed], [], not_needed) == installed
+    assert receiver.receive(wanted(FILES), [installed], [str(base)], not_needed) == str(copy)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "more"])

@@ -1,10 +1,11 @@
 """Agents on other machines: what SSH, srun and other commands have in common. Used by transports, which are features.
 
-``remote_start`` makes what starts an agent through any login shell, and checks what it says of its node;
-``command_handle`` starts one by a command that carries stdin and stdout. Agents of many nodes connect to the launcher,
-where one thread serves all of them (``call_back``, ``io_thread``): those that one command starts, as srun, by the text
-of ``caller``, and those that were started over SSH by ``relay``, encrypted (``tls``). Runs in the launcher's process;
-``relay``, and what that uses, on a node. Must not import torch.
+``remote_start`` makes what starts an agent through any login shell, and checks what it says of its node. A node that
+has not the launcher's ddplaunch gets it from ``package``, and keeps it by ``receiver``. ``command_handle`` starts an
+agent by a command that carries stdin and stdout. Agents of many nodes connect to the launcher, where one thread serves
+all of them (``call_back``, ``io_thread``): those that one command starts, as srun, by the text of ``caller``, and those
+that were started over SSH by ``relay``, encrypted (``tls``). Runs in the launcher's process; ``relay``, what that uses,
+and ``receiver`` on a node. Must not import torch.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def receive(wanted: Mapping[str, str], roots: Sequence[str], bases: Sequence[str
 
     Args:
         wanted: ``content``, the hash of ddplaunch's files, and ``name``, that of all files of a copy.
-        roots: folders that perhaps have a ddplaunch: one with that content is used.
+        roots: folders that perhaps have a ddplaunch: one with that content is used, if there is no copy yet.
         bases: folders for copies, in which this user can perhaps write; the first one that works is used.
         needed: asks the launcher for the files.
 
@@ -45,14 +45,16 @@ def receive(wanted: Mapping[str, str], roots: Sequence[str], bases: Sequence[str
         OSError: no copy can be written; the text names each folder, and the reason.
         ValueError: what has arrived is not what the launcher has sent.
     """
-    for root in roots:
+    folders = [os.path.expanduser(base.format(uid=os.geteuid())) for base in bases]
+    copied = [folder for folder in folders if os.path.isdir(os.path.join(folder, wanted["name"]))]
+    for root in () if copied else roots:  # To read all files may take long there.
         with contextlib.suppress(OSError):
             if digest(files_of(root, ["ddplaunch"])) == wanted["content"]:
                 return root
     files, problems = functools.cache(lambda: _checked(needed(), wanted["name"])), []
-    for base in bases:
+    for base in (*copied, *folders):
         try:
-            return _in(os.path.expanduser(base.format(uid=os.geteuid())), wanted["name"], files)
+            return _in(base, wanted["name"], files)
         except OSError as error:
             problems.append(f"{error.filename or base}: {error.strerror}")
     raise OSError("; ".join(problems))
