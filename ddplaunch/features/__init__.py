@@ -110,7 +110,7 @@ FEATURES = (
     Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), needs=("compile_cache", "gpus", "health", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
-    Feature("environments", ("agent", "queries"), needs=("runs",), early_if=("env",)),
+    Feature("environments", ("agent", "queries"), needs=("remote", "runs"), early_if=("env",)),
     Feature("snapshot", _IN_ALL, needs=("remote", "runs", "ssh"), early_if=("snapshot", "sync", "code")),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), early_if=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),

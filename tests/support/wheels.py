@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,3 +61,38 @@ def recording_uv(folder: Path, before: str = "") -> Path:
 def interpreter() -> str:
     """The version of this Python, as uv names it."""
     return ".".join(map(str, sys.version_info[:2]))
+
+
+def python_downloads(folder: Path) -> Path:
+    """A file for UV_PYTHON_DOWNLOADS_JSON_URL: uv can install this version of Python, without what it rarely needs."""
+    folder.mkdir()
+    base, version = Path(sys.base_prefix), interpreter()
+    library = base / "lib" / f"python{version}"
+
+    def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        name = info.name.rpartition("/")[2]
+        is_left_out = name in ("test", "site-packages", "__pycache__", "idlelib", "ensurepip") or "config-" in name
+        return None if is_left_out else info
+
+    with tarfile.open(folder / "python.tar.gz", "w:gz", compresslevel=1) as archive:
+        archive.add(Path(sys.executable).resolve(), f"python/bin/python{version}")
+        archive.add(library, f"python/lib/python{version}", filter=wanted)
+    major, minor, patch = sys.version_info[:3]
+    machine, libc = os.uname().machine, "gnu" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
+    entry = {
+        "name": "cpython",
+        "arch": {"family": machine, "variant": None},
+        "os": "linux",
+        "libc": libc,
+        "major": major,
+        "minor": minor,
+        "patch": patch,
+        "prerelease": "",
+        "url": (folder / "python.tar.gz").as_uri(),
+        "sha256": None,
+        "variant": None,
+        "build": "20260101",
+    }
+    path = folder / "downloads.json"
+    path.write_text(json.dumps({f"cpython-{major}.{minor}.{patch}-linux-{machine}-{libc}": entry}))
+    return path

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, StartNotice
+from ddplaunch.features.environments import python
 from ddplaunch.features.environments.queries import (
     PART_BYTES,
     ROUND_BYTES,
@@ -29,7 +30,8 @@ from ddplaunch.text import duration, escape, grouped, plural, quote
 from ddplaunch.transport.failures import HostFailure, failures_table
 
 if TYPE_CHECKING:
-    from ddplaunch.config import LaunchConfig
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.config import LaunchConfig, RemoteConfig
 
 _SILENT_S = 60.0
 """An agent that makes an environment says every few seconds what it does."""
@@ -94,8 +96,28 @@ def on_hosts(config: LaunchConfig, order: MakeEnvironment, files: Mapping[str, s
     Raises:
         LaunchError: a host cannot be reached, or has no environment, and so the job cannot run.
     """
-    queries = _Hosts(Progress(config, order.main))
-    transport = query_transport(config.hosts, config.remote, queries.post)
+    progress = Progress(config, order.main)
+    found = dict(zip(config.hosts, _made(config.hosts, config.remote, order, files, progress), strict=True))
+    without = [host for host, each in found.items() if isinstance(each, HostFailure) and each.cause == "python"]
+    if order.uv and without and not config.remote.python:
+        remote = python.installing(config.remote, order, files[order.uv.hash])
+        for begin in range(0, len(without), python.MAX_HOSTS):
+            some = without[begin : begin + python.MAX_HOSTS]
+            made = _made(some, remote, order, files, progress)
+            again = (python.why_not_installed(each) if isinstance(each, HostFailure) else each for each in made)
+            found.update(zip(some, again, strict=True))
+    return _with_hosts(config, order, found)
+
+
+_Made = EnvironmentAnswer | HostFailure
+
+
+def _made(
+    hosts: Sequence[Host], remote: RemoteConfig, order: MakeEnvironment, files: Mapping[str, str], progress: Progress
+) -> list[_Made]:
+    """The answer of each host, or why it has no environment, in their order."""
+    queries = _Hosts(progress)
+    transport = query_transport(hosts, remote, queries.post)
     try:
         queries.start(transport, order)
         queries.wait(queries.nodes, EnvironmentAnswer)
@@ -103,25 +125,26 @@ def on_hosts(config: LaunchConfig, order: MakeEnvironment, files: Mapping[str, s
             for node in wanting:
                 _send(node, _answer(node).wanted[0], files)
                 node.answers.pop(EnvironmentAnswer)
-            queries.ask([node for node in wanting if not node.failure], lambda _: order, EnvironmentAnswer, _SILENT_S)
+            queries.ask(wanting, lambda _: order, EnvironmentAnswer, _SILENT_S)
     finally:
         queries.close()
         transport.close()
-    failed = [failure for node in queries.nodes if (failure := _failure(node))]
+    return [_failure(node) or _answer(node) for node in queries.nodes]
+
+
+def _with_hosts(config: LaunchConfig, order: MakeEnvironment, found: Mapping[Host, _Made]) -> LaunchConfig:
+    failed = [each for each in found.values() if isinstance(each, HostFailure)]
+    answers = {host: each for host, each in found.items() if isinstance(each, EnvironmentAnswer)}
     table = failures_table(failed)
-    nodes = [node for node in queries.nodes if not _failure(node)]
-    if len(nodes) < config.min_nodes:
-        raise LaunchError(
-            f"the environment of {quote(order.main)} cannot be made on hosts\n{table}", "", NODE_NOT_READY
-        )
-    notices = [*config.notices, notice([_answer(node) for node in nodes], order.main)]
+    if len(answers) < config.min_nodes:
+        message = f"the environment of {quote(order.main)} cannot be made on hosts\n{table}"
+        raise LaunchError(message, "", NODE_NOT_READY)
+    notices = [*config.notices, notice([*answers.values()], order.main)]
     if failed:
         notices.append(StartNotice("warning", f"the run goes on without hosts that have no environment\n{table}"))
-    if differences := _differences({node.name: _answer(node).packages for node in nodes}):
+    if differences := _differences({host.name: each.packages for host, each in answers.items()}):
         notices.append(StartNotice("warning", f"the environments of the hosts differ: {differences}; pin the versions"))
-    pythons = {node.name: _answer(node).python for node in nodes}
-    named = zip(queries.nodes, config.hosts, strict=True)
-    hosts = tuple(replace(host, python=pythons[node.name]) for node, host in named if node.name in pythons)
+    hosts = tuple(replace(host, python=each.python) for host, each in answers.items())
     return replace(config, hosts=hosts, max_nodes=min(config.max_nodes, len(hosts)), notices=tuple(notices))
 
 

@@ -1,7 +1,7 @@
 """What a node is sent that has not the launcher's ddplaunch: it asks, and ``answer`` answers.
 
 Runs in the launcher; ``receiver`` runs on the node. A node that asks prints a line before its facts: ``PREFIX`` and a
-name of ``_ANSWERS``. The answer on its stdin is a line with the number of bytes, and these bytes. Nothing is made
+name of ``ANSWERS``. The answer on its stdin is a line with the number of bytes, and these bytes. Nothing is made
 before the first node asks.
 
 Which ddplaunch is the launcher's? Its version does not say it: two clones of the repository have one version, and other
@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,11 +77,11 @@ def answer(line: bytes, answered: set[str]) -> bytes:
     ``answered``: what this node has asked for so far; is added to. Any thread.
     """
     name = line.removeprefix(PREFIX).decode("ascii", "replace").strip()
-    if not line.startswith(PREFIX) or name not in _ANSWERS or name in answered:
+    if not line.startswith(PREFIX) or name not in ANSWERS or name in answered:
         return b""
     answered.add(name)
     with _making:
-        data = _ANSWERS[name]()
+        data = ANSWERS[name]()
     return b"%d\n%s" % (len(data), data)
 
 
@@ -112,4 +112,5 @@ def _package() -> bytes:
     return zlib.compress(json.dumps({path: data.decode() for path, data in _files().items()}).encode())
 
 
-_ANSWERS = {"receiver": _receiver, "package": _package}
+ANSWERS: dict[str, Callable[[], bytes]] = {"receiver": _receiver, "package": _package}
+"""A feature may add what its own text on a node asks for."""

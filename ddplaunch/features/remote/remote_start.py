@@ -71,9 +71,18 @@ _SHOWN_LINES, _SHOWN_CHARS = 3, 500
 
 _OLDEST_PYTHON = (3, 10)
 
+_ANY_PYTHON = """ddplaunch_folder=
+command -v "$ddplaunch_python" >/dev/null 2>&1 ||
+for ddplaunch_python in python3 python3.13 python3.12 python3.11 python3.10; do
+for ddplaunch_folder in "" "$HOME/.local/bin/"; do
+"$ddplaunch_folder$ddplaunch_python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && break 2
+done
+done
+ddplaunch_python="$ddplaunch_folder$ddplaunch_python\""""
+"""Without the launcher's interpreter, any other: that of the system, or one that uv has installed."""
+
 _LARGEST_PID = 1 << 22
 """PID_MAX_LIMIT of Linux (proc_pid_max(5))."""
-
 _SHELL_VARIABLES = re.compile(
     r"BASHOPTS|BASH_\w+|EUID|FUNCNAME|GROUPS|IFS|LINENO|OLDPWD|OPT\w+|PPID|PWD|SHELLOPTS|SHLVL|UID|_"
 )
@@ -181,6 +190,7 @@ class RemoteStart:
         python: path or name of the interpreter there.
         cwd: working directory; with ``~`` it is below the home there, and so is ``script``.
         env: variables set on top of the login environment; ``setup`` can override them.
+        any_python: another interpreter will do, if the host has not ``python``.
         setup: shell text that runs first, in a login shell; empty for none.
         script: file that must exist, relative to ``cwd``; empty for none.
         needs_torch: torch must be installed; false for an agent without workers.
@@ -194,6 +204,7 @@ class RemoteStart:
 
     python: str
     cwd: str
+    any_python: bool = False
     env: dict[str, str] = field(default_factory=dict)
     setup: str = ""
     script: str = ""
@@ -213,9 +224,10 @@ def agent_start(config: LaunchConfig, index: int, node_tag: str, purpose: Purpos
     Raises:
         LaunchError: the launcher's working directory has been deleted.
     """
-    transport = transports.row(config.transport)
+    transport, named = transports.row(config.transport), config.hosts[index].python or config.remote.python
     start = RemoteStart(
-        python=config.hosts[index].python or config.remote.python or sys.executable,
+        python=named or sys.executable,
+        any_python=purpose == "query" and not named,
         cwd="/",
         env=dict(config.remote.environ),
         setup=config.remote.setup,
@@ -250,14 +262,14 @@ def first_input(start: RemoteStart, text: str = "", before: str = "") -> bytes:
     # A Python literal in ASCII; JSON would write an emoji as two surrogates, which Python does not join.
     env[START_VARIABLE] = f"start = {values!a}\n{_BEGIN}\n{text}{_STARTER}"
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    python = shlex.quote(start.python)
-    run = f"exec {python} -c '{RUN_TEXT}'"
-    check = f"command -v {python} >/dev/null 2>&1 || {_exit_with('python')}"
+    find = [f"ddplaunch_python={shlex.quote(start.python)}", *([_ANY_PYTHON] if start.any_python else [])]
+    check = f'command -v "$ddplaunch_python" >/dev/null 2>&1 || {_exit_with("python")}'
+    run = f"exec \"$ddplaunch_python\" -c '{RUN_TEXT}'"
     if not start.setup:
-        return _encode("\n".join([before, *lines, check, run]))
+        return _encode("\n".join([before, *lines, *find, check, run]))
     # The setup may end the shell itself, by `exit` or `set -e`.
     setup = f"trap {shlex.quote(_exit_with('setup'))} EXIT; eval {shlex.quote(start.setup)} || exit; trap - EXIT"
-    lines += [_WATCH_PARENT, setup, _END_WATCH, check, f"{run} <&3 3<&-"]
+    lines += [_WATCH_PARENT, setup, _END_WATCH, *find, check, f"{run} <&3 3<&-"]
     return _encode(f"{before}\n{_LOGIN_COMMAND}") + _encode("\n".join(lines))
 
 

@@ -1,0 +1,64 @@
+"""What installs Python on a host that has none, before an agent starts there: uv, by a text for the shell.
+
+Runs in the process of the command. The text asks for the launcher's uv as an agent asks for ddplaunch
+(``features.remote.package``): a line with the number of bytes follows on its input, and these bytes, compressed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shlex
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.remote import package
+from ddplaunch.transport.failures import HostFailure
+
+if TYPE_CHECKING:
+    from ddplaunch.config import RemoteConfig
+    from ddplaunch.features.environments.queries import MakeEnvironment
+
+MAX_HOSTS = 16
+"""With more at a time, agents read more from their input than the text expects."""
+
+_TEXT = r"""
+ddplaunch_cache="${{XDG_CACHE_HOME:-$HOME/.cache}}/ddplaunch/files"
+ddplaunch_uv="$(command -v uv || command -v "$HOME/.local/bin/uv" || echo "$ddplaunch_cache/{hash}")"
+ddplaunch_get() {{
+[ "$(uname -m)" = {machine} ] || {{ echo "uv is missing, and the launcher's uv is for {machine}"; return 1; }}
+mkdir -p "$ddplaunch_cache" && printf '\n%s\n' '{request}' && IFS= read -r ddplaunch_size <&3 &&
+dd bs=65536 count="$ddplaunch_size" iflag=fullblock,count_bytes <&3 2>/dev/null | gzip -dc >"$ddplaunch_uv.part" &&
+chmod 700 "$ddplaunch_uv.part" && mv "$ddplaunch_uv.part" "$ddplaunch_uv"
+}}
+[ -x "$ddplaunch_uv" ] || ddplaunch_get || exit 1
+{variables} "$ddplaunch_uv" python install {python} 2>&1 || exit 1
+"""
+"""For ``RemoteConfig.setup``: the launcher's input is descriptor 3."""
+
+
+def installing(remote: RemoteConfig, order: MakeEnvironment, uv: str) -> RemoteConfig:
+    """``remote`` for hosts without Python: the user's setup, then the installation. ``uv``: path of that to send."""
+    assert order.uv
+    package.ANSWERS["uv"] = cache(lambda: _compressed(uv))
+    text = _TEXT.format(
+        hash=order.uv.hash,
+        machine=shlex.quote(order.machine),
+        request=f"{package.PREFIX.decode()}uv",
+        variables=" ".join(f"{name}={shlex.quote(value)}" for name, value in order.variables.items()),
+        python=shlex.quote(order.python),
+    )
+    return replace(remote, setup=f"{remote.setup}\n{text}")
+
+
+def _compressed(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return gzip.compress(file.read(), 1)
+
+
+def why_not_installed(failure: HostFailure) -> HostFailure:
+    """The failure of such a host, in words that do not name an option that the user has not given."""
+    if failure.cause != "setup":
+        return failure
+    message = failure.message.replace("--remote-setup ended", "there is no Python, and its installation by uv ended", 1)
+    return HostFailure(failure.host, "python", message, "Install Python there, or name it by --remote-python.")
