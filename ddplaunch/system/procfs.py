@@ -21,6 +21,12 @@ STATE, PARENT, GROUP, SESSION, FLAGS, STARTED = 0, 1, 2, 3, 6, 19
 _EXITING = 0x4
 """PF_EXITING of the kernel's include/linux/sched.h: set before a dying process closes its files."""
 
+_SHARED_KINDS = (
+    *("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "glusterfs", "afs", "virtiofs"),
+    *("wekafs", "fuse"),
+)
+_LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.ext2", "fuse.ntfs-3g")
+
 BLOCKED_STATES = {
     "T": "suspended by a signal",
     "t": "suspended by a debugger",
@@ -132,6 +138,11 @@ def _unescaped(field: bytes) -> str:
     return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), field))
 
 
+def is_shared(kind: str) -> bool:
+    """Whether a file system of this kind is one that other machines use too, over a network."""
+    return kind in _SHARED_KINDS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+
+
 def own_pids() -> Iterator[int]:
     """The processes of this user. Root may read the environment of others, too."""
     for pid in pids():
@@ -184,29 +195,3 @@ def pidfd(pid: int) -> Iterator[int | None]:
         yield fd
     finally:
         os.close(fd)
-
-
-# File systems.
-
-_SHARED_KINDS = (
-    *("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "glusterfs", "afs", "virtiofs"),
-    *("wekafs", "fuse"),
-)
-_LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.ext2", "fuse.ntfs-3g")
-
-
-def file_system(path: str) -> tuple[str, str]:
-    """Kind and mount point of the file system that ``path`` is on, or is to be on; empty without /proc."""
-    path, found = os.path.realpath(path), ("", "")
-    for line in read("/proc/self/mountinfo").splitlines():
-        fields, _, rest = line.partition(b" - ")
-        place = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), fields.split()[4]))
-        is_above = path == place or path.startswith(place.rstrip("/") + "/")
-        if is_above and len(place) >= len(found[1]):  # Of two mounts in one place the last one counts.
-            found = os.fsdecode(rest.split()[0]), place
-    return found
-
-
-def is_shared(kind: str) -> bool:
-    """Whether a file system of this kind is one that other machines use too, over a network."""
-    return kind in _SHARED_KINDS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)

@@ -94,6 +94,10 @@ CASES = {
     "findings": [node(1, health=WELL), node(2, health=WELL), node(3, health=SICK)],
     "imports": _importing(("ext4 at /", 1.31, 1.0), ("ext4 at /", 1.12, 1.04), ("xfs at /opt", 2.0)),
     "slow imports": _importing(("nfs4 at /shared", 61.2, 8.0), ("nfs4 at /shared", 48.0, 8.3), ("xfs at /", 12.0, 1.0)),
+    "imports from a shared file system": [
+        replace(node(number), imports=ImportTimes(times_s=times_s, waits_s=waits_s, file_system="nfs4 at /shared"))
+        for number, times_s, waits_s in ((1, (61.2, 8.0), (57.9, 5.1)), (2, (48.0, 8.3), (45.2, 5.0)))
+    ],
     "imports of nobody": _importing(("",), ("",)),
     "other drivers": [node(1, health=NEW), node(2, health=NEW), node(3, health=OLD)],
 }

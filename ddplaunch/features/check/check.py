@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.cluster.hosts import display_names, fold
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, WorkerConfig
 from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
@@ -109,7 +110,9 @@ def _configuration(request: Request) -> LaunchConfig:
     """That of the run that is checked; without a script, or where hosts have none yet, that of a script of ours."""
     own = {"script": f"{__package__}.worker_network", "module": True, "no_python": False, "run_path": False}
     config = request.configure(**({} if request.options["script"] else own))
-    return request.configure(**own, chdir="~") if config.sync else config
+    config = request.configure(**own, chdir="~") if config.sync else config
+    # Without the code: nothing of the user's is run. With the Python environment.
+    return features.at_start(replace(config, sync=False, snapshot=False, code=None))
 
 
 def _check_supported(config: LaunchConfig) -> None:

@@ -55,9 +55,13 @@ _NULL = subprocess.DEVNULL
 _TIMED_IMPORT = """
 import ctypes, signal, time
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the agent, which waits for this process.
-start_s = time.monotonic()
+def busy_s():  # Has computed, or has waited for a processor.
+    with open("/proc/thread-self/schedstat") as file:
+        return sum(map(int, file.read().split()[:2])) / 1e9
+start_s, start_busy_s = time.monotonic(), busy_s()
 import torch
-print(f"\\n{time.monotonic() - start_s:.3f} {torch.__file__}")
+end_s = time.monotonic()
+print(f"\\n{end_s - start_s:.3f} {max(0.0, end_s - start_s - busy_s() + start_busy_s):.3f} {torch.__file__}")
 """
 
 _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
@@ -173,16 +177,17 @@ def _pids_by_open_files(minors: dict[str, int], root: str) -> Iterator[tuple[int
 
 def _import_torch(python: str) -> ImportTimes:
     """The times of an import, and of a second one if it was slow; none of one that fails: a worker tells why."""
-    deadline, times_s, file_system = time.monotonic() + IMPORTS_S, list[float](), ""
+    deadline, times_s, waits_s, file_system = time.monotonic() + IMPORTS_S, list[float](), list[float](), ""
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         while not times_s or (len(times_s) == 1 and times_s[0] > _FAST_IMPORT_S):
             command, limit_s = [python, "-c", _TIMED_IMPORT], max(0.0, deadline - time.monotonic())
             # The first folder of sys.path is the working directory, which may have a torch of its own.
             done = subprocess.run(command, cwd="/", stdin=_NULL, capture_output=True, timeout=limit_s, check=True)
-            taken_s, _, path = done.stdout.decode(errors="surrogateescape").splitlines()[-1].partition(" ")
+            taken_s, waited_s, path = done.stdout.decode(errors="surrogateescape").splitlines()[-1].split(" ", 2)
             times_s.append(float(taken_s))
+            waits_s.append(float(waited_s))
             file_system = _file_system(path)
-    return ImportTimes(times_s=tuple(times_s), file_system=file_system)
+    return ImportTimes(times_s=tuple(times_s), waits_s=tuple(waits_s), file_system=file_system)
 
 
 def _file_system(path: str) -> str:

@@ -13,28 +13,12 @@ from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.check.queries import ImportTimes, NodeReport
 from ddplaunch.features.health import findings
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system import procfs
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
 from ddplaunch.text import grouped, median, plural, size, table
 
 MAX_CLOCK_S = 1.0
 SLOW_IMPORT_S = 10.0
-_SHARED_FILE_SYSTEMS = (
-    *(
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "9p",
-        "glusterfs",
-        "afs",
-        "virtiofs",
-        "wekafs",
-    ),
-)
 _MIN_SHM_BYTES, _MIN_OPEN_FILES = 512 << 20, 4096
 _HEAD = ("hosts", "Python", "torch", "CUDA", "NCCL", "GPUs", "/dev/shm", "open files", "clock", "reverse DNS")
 
@@ -129,7 +113,10 @@ def rates(all_bytes_per_s: float, backend: str, nodes: Sequence[CheckedNode]) ->
 def imports(nodes: Sequence[CheckedNode]) -> list[str]:
     """How long ``import torch`` took, at first and again; one line for all nodes that read it from the same place."""
     found = grouped((node.imports.file_system, node) for node in nodes if node.imports.times_s)
-    return [f"import torch{_of(group, nodes)}: {_times(group)}{_from(name)}" for name, group in found.items()]
+    return [
+        f"import torch{_of(group, nodes)}: {_times([node.imports.times_s for node in group])}{_from(name, group)}"
+        for name, group in found.items()
+    ]
 
 
 def sent(nodes: Sequence[CheckedNode]) -> str:
@@ -142,14 +129,15 @@ def _of(group: Sequence[CheckedNode], nodes: Sequence[CheckedNode]) -> str:
     return "" if len(group) == len(nodes) else f" on {fold(node.host for node in group)}"
 
 
-def _from(file_system: str) -> str:
-    return file_system and f", from {file_system}"
+def _from(file_system: str, group: Sequence[CheckedNode]) -> str:
+    """Where torch lies; if other machines use it too, also what a copy on the node's own disk would save at most."""
+    waits_s = [node.imports.waits_s for node in group if node.imports.waits_s]
+    saved = f"; of that, waits for files: {_times(waits_s)}" if waits_s and _is_shared(file_system) else ""
+    return file_system and f", from {file_system}{saved}"
 
 
-def _times(group: Sequence[CheckedNode]) -> str:
-    first, again = (
-        [node.imports.times_s[turn] for node in group if len(node.imports.times_s) > turn] for turn in (0, 1)
-    )
+def _times(of_nodes: Sequence[Sequence[float]]) -> str:
+    first, again = ([times_s[turn] for times_s in of_nodes if len(times_s) > turn] for turn in (0, 1))
     return f"{_between(first)} at first, {_between(again)} again" if again else _between(first)
 
 
@@ -164,14 +152,15 @@ def _slow_imports(nodes: Sequence[CheckedNode]) -> Iterator[str]:
     for name, group in grouped((node.imports.file_system, node) for node in slow).items():
         hosts = fold(node.host for node in group)
         wait_s = max(node.imports.times_s[0] for node in group)
-        remedy = "a Python environment on the node's own disk starts faster" if _is_shared(name) else "a slow disk?"
+        waited_s = max((node.imports.waits_s[0] for node in group if node.imports.waits_s), default=wait_s)
+        own_disk = f"{waited_s:.0f} s are waits for files, which --env brings to the node's own disk"
+        remedy = own_disk if _is_shared(name) else "a slow disk?"
         yield f"{hosts}: a start may wait {wait_s:.0f} s for `import torch`: {remedy}"
 
 
 def _is_shared(file_system: str) -> bool:
     """Whether other machines use it too, by its kind."""
-    kind = file_system.partition(" ")[0]
-    return kind.startswith("fuse.") or kind in _SHARED_FILE_SYSTEMS
+    return procfs.is_shared(file_system.partition(" ")[0])
 
 
 def _bits(bytes_per_s: float) -> str:

@@ -107,10 +107,12 @@ class ImportTimes:
 
     Attributes:
         times_s: seconds of the first import, and of the second one if the first was slow; empty: it failed.
+        waits_s: seconds of each in which it neither computed nor waited for a processor: it waited for files.
         file_system: where torch lies: the kind of the file system, and its mount point; empty if it is not known.
     """
 
     times_s: Annotated[tuple[Seconds, ...], at_most(2)] = ()
+    waits_s: Annotated[tuple[Seconds, ...], at_most(2)] = ()
     file_system: OneLine = ""
 
 

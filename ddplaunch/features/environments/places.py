@@ -47,7 +47,7 @@ def base_folder(given: str) -> str:
         return _own(os.path.join(os.path.abspath(os.path.expanduser(given)), f"ddplaunch-{uid}"))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = os.path.join(cache, "ddplaunch")
-    if os.path.isabs(folder) and not procfs.is_shared(procfs.file_system(cache)[0]):
+    if os.path.isabs(folder) and not procfs.is_shared(procfs.mount_of(os.path.realpath(cache))[0]):
         with contextlib.suppress(OSError):  # A home that is read-only, or missing.
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if os.access(folder, os.W_OK):

@@ -58,7 +58,11 @@ def _environ(folder: str, order: MakeEnvironment, base: str) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_UV} | order.variables
     env["NO_COLOR"] = "1"
     home = os.path.expanduser("~")
-    if "UV_CACHE_DIR" not in env and not base.startswith(f"{home}/") and procfs.is_shared(procfs.file_system(home)[0]):
+    if (
+        "UV_CACHE_DIR" not in env
+        and not base.startswith(f"{home}/")
+        and procfs.is_shared(procfs.mount_of(os.path.realpath(home))[0])
+    ):
         env["UV_CACHE_DIR"] = f"{base}/uv"  # On one disk with the environments: their files are links to it.
     config = env.get("XDG_CONFIG_HOME") or f"{home}/.config"
     if order.settings and not os.path.exists(f"{config}/uv/uv.toml"):
