@@ -78,7 +78,10 @@ def prepare(
         faulthandler.enable()
     marked_output.mark_streams()
     _parts = parts.load(os.environ)
-    _prepared = _PREPARE[how](argv)
+    try:
+        _prepared = _PREPARE[how](argv)
+    except FileNotFoundError:  # By ``os.getcwd``.
+        _prepared = partial(sys.exit, f"the working directory was deleted, and {argv[0]} with it")
     linux.set_command_line(sys.orig_argv, os.environ)
     for part in _parts:
         part.before_script()

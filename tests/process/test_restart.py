@@ -182,3 +182,25 @@ def settled_use(pid: int) -> int:
 
     wait_until(settled)
     return same[-1]
+
+
+DELETES = """
+import os, shutil, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    shutil.rmtree(os.getcwd())
+    sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("how", [("train.py",), ("-m", "train")])
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_restart_in_a_folder_that_was_deleted_is_one_message(
+    how: tuple[str, ...], start_method: str, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    (folder / "train.py").write_text(DELETES)
+    options = ("--max-restarts", "1", "--start-method", start_method, "--log-dir", tmp_path / "logs")
+    finished = run(*options, *how, cwd=folder)
+    assert finished.returncode == 1
+    assert f"failed: SystemExit: the working directory was deleted, and {how[-1]} with it\n" in finished.err
+    assert "Traceback" not in finished.err

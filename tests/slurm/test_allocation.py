@@ -14,6 +14,7 @@ from ddplaunch.errors import NODE_LOST
 from tests.process.test_nodes_meet import SUM, WAIT
 from tests.slurm.test_srun import job_of, sums
 from tests.support.processes import children, command_line, wait_until
+from tests.support.repositories import repository
 from tests.support.runs import PROGRAMS, ROOT, TIMEOUT_S, Running, command
 from tests.support.slurm import ASK_S, Slurm
 
@@ -101,6 +102,18 @@ def test_the_template_for_sbatch_works_as_it_stands(slurm: Slurm, script: Path, 
     text = log.read_text()
     assert "ExitCode=0:0" in slurm.run("scontrol", "show", "job", sbatch.out.strip()), text
     assert [line.split()[:2] for _, line in sums(text)] == [["2", "0"], ["2", "1"]]
+
+
+def test_code_goes_to_the_nodes_through_srun(slurm: Slurm, tmp_path: Path):
+    """Each node has a home of its own; there is no SSH server on them."""
+    root = repository(tmp_path / "project", {"train.py": "import lib; print('runs', lib.__file__)", "lib.py": ""})
+    options = ("-v", "--sync", "-x", "HOME=/run/home", "--nproc-per-node", "1", "--log-dir", tmp_path / "logs")
+    for sent in ("sent [1-9]", "sent 0 B"):
+        running = slurm.start(["salloc", "-N2", *command(*options, "train.py")], {"OMP_NUM_THREADS": "1"}, cwd=root)
+        done = running.finish()
+        assert done.returncode == 0, done.err
+        assert len(re.findall(r"runs /run/home/.local/state/ddplaunch/snapshots/\S+/lib.py", done.out)) == 2, done.out
+        assert re.search(sent, done.err), done.err
 
 
 def test_signals_of_scancel_reach_the_workers(slurm: Slurm):

@@ -308,6 +308,21 @@ def test_odd_names_arrive(lab: Lab, root: Path):
     assert finished.out.count(f"runs {[True] * len(names)}") == 2, finished.err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("with_launcher", [False, True])
+def test_hosts_that_share_a_home_make_one_copy(make_lab, root: Path, tmp_path: Path, with_launcher: bool):
+    """With each other only, or with the launcher's machine, too."""
+    home, here = tmp_path / "home", tmp_path / ("home" if with_launcher else "here")
+    (root / "big.bin").write_bytes(os.urandom(2 << 20))
+    options = ("-v", "--sync", "--nproc-per-node", "1", "-x", f"HOME={home}")
+    env = {"XDG_STATE_HOME": str(here / ".local/state")}
+    finished = job(make_lab(2), *options, "train.py", extra=env, cwd=root).finish()
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count(" first config ") == 2
+    assert len(list((home / ".local/state/ddplaunch/snapshots").glob("*/[!r.]*/big.bin"))) == 1
+    assert ("sent 0 B" if with_launcher else "sent 2.0 MB") in finished.err
+
+
 FEW = """
 import ddplaunch.features.snapshot.hosts as hosts, ddplaunch.features.snapshot.spread as spread
 hosts._SPREAD_ABOVE, spread._PLACES, spread._ONE_MORE_S = 2, 1, 100

@@ -42,8 +42,9 @@ from ddplaunch.threads import in_thread
 
 _RECEIVED, _LOCK = "received", ".lock"
 _LOOK_S = 0.1
-_OTHERS_S = 90.0
-"""So long an agent waits for another one, of another launcher, that makes copies of the same project."""
+_OTHERS_S = 600.0
+"""So long an agent waits for another one that makes copies of the same project: of another launcher, or on another host
+that shares the home."""
 
 _LOST_S = 30.0
 """An agent for which another one waits ends if it has got nothing for so long: its launcher may be cut off."""
