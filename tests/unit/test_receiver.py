@@ -156,6 +156,17 @@ def test_old_copies_are_deleted_but_not_those_in_use(tmp_path: Path) -> None:
     assert {each.name for each in base.iterdir()} == {".lock", in_use.name, "sent-1", copy.name}
 
 
+def test_of_many_copies_as_of_a_clone_that_is_edited_only_the_newest_are_kept_for_long(tmp_path: Path) -> None:
+    base, days = tmp_path / "packages", range(1, 10)
+    first = receive(base, {"ddplaunch/a.py": ""})
+    for age in days:
+        each = shutil.copytree(first, base / f"of-day-{age}")
+        os.utime(each, (time.time() - age * 86400 - 60,) * 2)
+    copy = receive(base)
+    kept = {f"of-day-{age}" for age in (1, 2, 3)}
+    assert {each.name for each in base.iterdir()} == {".lock", first.name, copy.name, *kept}
+
+
 def test_the_package_of_this_process_can_be_received_and_imported(tmp_path: Path) -> None:
     """In each version of Python that is here: it has no other package."""
     answered: set[str] = set()

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 _PATH = re.compile(r"(\w+/)*\w+\.py")
 _LOCK, _PART, _CHECKED = ".lock", ".part-", ".checked-"
-_KEEP_S, _KEEP_PART_S = 30 * 86400.0, 86400.0
-"""So long after its last use a copy is kept; and what is left of one that was cut off."""
+_KEEP_COPIES, _KEEP_S, _KEEP_MORE_S = 5, 30 * 86400.0, 86400.0
+"""So many copies are kept for so long after their last use; further ones, and what was cut off, for a day."""
 
 _OTHERS_S, _LOOK_S = 20.0, 0.05
 """So long a process waits for another one, of the same user, that receives a copy into the same folder."""
@@ -173,15 +173,22 @@ def _delete(copy: str) -> None:
 
 
 def _delete_old(base: str) -> None:
-    """Delete copies that were not used for long and are not in use."""
-    for entry in os.scandir(base):
-        limit_s = _KEEP_PART_S if entry.name.startswith(_PART) else _KEEP_S
-        with contextlib.suppress(OSError):
-            if entry.name == _LOCK or time.time() - entry.stat(follow_symlinks=False).st_mtime < limit_s:
-                continue
-            fd = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _delete(entry.path)
-            finally:
-                os.close(fd)
+    """Delete copies that were not used for long and are not in use, and what was cut off. Errors are ignored."""
+    with contextlib.suppress(OSError):
+        used_at = {each.path: each.stat(follow_symlinks=False).st_mtime for each in os.scandir(base)}
+        del used_at[os.path.join(base, _LOCK)]
+        newest = sorted(used_at, key=lambda path: used_at[path])[-_KEEP_COPIES:]
+        for path, used_s in used_at.items():
+            is_kept = path in newest and not os.path.basename(path).startswith(_PART)
+            if time.time() - used_s > (_KEEP_S if is_kept else _KEEP_MORE_S):
+                _delete_unused(path)
+
+
+def _delete_unused(copy: str) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.open(copy, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _delete(copy)
+        finally:
+            os.close(fd)
