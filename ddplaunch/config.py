@@ -235,6 +235,8 @@ class LaunchConfig(AgentConfig):
         stop_before_end: signal that the workers get before the end of the job, and how many seconds before; None: none.
         time_limit_s: seconds from the start after which the job ends; None: the scheduler says it.
         job_ends_s: by its scheduler, in seconds since 1970; None: not known. A run with ``stop_before_end`` fills it.
+        checkpoint: folder, file or pattern of the job's checkpoints, on the nodes; None: they are not looked at.
+        set_aside_bad_checkpoint: rename a checkpoint from which attempts begin and fail.
         keep_warm_s: seconds for which torch stays imported on each node; 0: use nothing that is left; None: leave none.
         snapshot: copy the code before the run, and run the copy.
         snapshot_include: files and folders that are code, too, though git ignores them.
@@ -270,6 +272,8 @@ class LaunchConfig(AgentConfig):
     stop_before_end: tuple[str, float] | None = None
     time_limit_s: float | None = None
     job_ends_s: float | None = None
+    checkpoint: str | None = None
+    set_aside_bad_checkpoint: bool = False
     keep_warm_s: float | None = None
     snapshot: bool = False
     snapshot_include: tuple[str, ...] = ()

@@ -77,6 +77,7 @@ class Agent(NodeServices):
         open_files = limits.raise_limit_for_workers(spec.host, self.placement.local_world_size)
         env = self.placement.shared_environ
         self.forkserver = ForkserverClient(spec, plan, env, open_files, self.post, outbox.send, self.fail, warm)
+        self.stops_by, self.saved = lambda: self._kill_deadline, lambda: parts.saved(self._parts)
         self.rendezvous = self._choose_rendezvous()
         self.report = self.rendezvous.send_report if spec.each_node_has_launcher else outbox.send
         self._group: WorkerGroup | None = None
@@ -100,7 +101,7 @@ class Agent(NodeServices):
         if not self.spec.has_peers:
             from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 
-            return SingleNodeRendezvous(self.spec, size, self.is_stopping)
+            return SingleNodeRendezvous(self.spec, size, self.is_stopping, self.saved)
         from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 
         return MultiNodeRendezvous(self, size)
@@ -129,7 +130,7 @@ class Agent(NodeServices):
             if not result.attempt_follows:
                 return self.close()
             for part in self._parts:
-                part.before_next_attempt()
+                part.before_next_attempt(result)
         if self._why_stopped_alone is not None:
             self.outbox.send(Notice(self._why_stopped_alone, -1))
         return self.close()
@@ -194,9 +195,6 @@ class Agent(NodeServices):
     def is_stopping(self) -> bool:
         return self._stop_order is not None
 
-    def stops_by(self) -> float:
-        return self._kill_deadline
-
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self.rendezvous.why_workers_must_stop is not None)
 
@@ -215,12 +213,13 @@ class Agent(NodeServices):
             environ.update(part.default_environ())
         if self._must_stop():
             return
+        agreed = parts.with_script_args(self._parts, self._agreed_spec)
         if listener is not None and round_.has_store:
             self.forkserver.start_store(round_.attempt, listener, group.attempt_dir)
         for worker in group.workers:
             plan = self.forkserver.plan
             texts = self._texts_for(worker) if plan.bootstrap else {}
-            spec = start_plan.worker_spec(self._agreed_spec, plan, self.placement, round_, worker, environ, texts)
+            spec = start_plan.worker_spec(agreed, plan, self.placement, round_, worker, environ, texts)
             self.forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self.forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731

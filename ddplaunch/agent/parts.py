@@ -7,6 +7,7 @@ Runs in the agent, in its main thread. ``Agent`` calls each method of all parts,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch import features
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.protocol.launcher_agent import Report, StopWorkers
-    from ddplaunch.protocol.results import Round, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.system.unix_socket import Connection, LocalServer
 
@@ -38,6 +39,7 @@ class NodeServices:
         placement: the devices and CPUs of the workers.
         forkserver: starts the workers.
         rendezvous: the rounds of the run.
+        saved: what the job would go on from, as the first part says that knows it (``Part.saved``); may wait.
         worker_socket: what features run in a worker connects to it, and the part of that feature takes the connection.
         begun: what features have begun ahead, by name of the feature, see ``begin``.
         outbox: sends records to the launcher.
@@ -57,6 +59,7 @@ class NodeServices:
     placement: Placement
     forkserver: ForkserverClient
     rendezvous: Rendezvous
+    saved: Callable[[], str | None]
     worker_socket: LocalServer
     begun: Mapping[str, Any]
     outbox: Outbox
@@ -104,6 +107,10 @@ class Part:
     def default_environ(self) -> Mapping[str, str]:
         """Variables for the workers of the attempt, if their environment has no value. May wait for a short time."""
         return {}
+
+    def script_args(self, args: tuple[str, ...]) -> tuple[str, ...]:
+        """The arguments of the script in the attempt, of those that the user has given. After ``default_environ``."""
+        return args
 
     def for_worker(self, worker: Worker) -> dict[str, str]:
         """Texts for features' parts in ``worker``, by name of the feature: only those that get a text act there.
@@ -160,8 +167,17 @@ class Part:
         """What the launcher gets with the result of the attempt: ``Watch.explain`` uses it."""
         return ()
 
-    def before_next_attempt(self) -> None:
-        """Another attempt follows. May wait until the node is ready for it."""
+    def saved(self) -> str | None:
+        """What the job would go on from, a text that differs for each saved state; empty: nothing was saved so far.
+
+        None: this part does not know it. Asked before the first round, and after each; may wait for a short time. By
+        what the node of rank 0 answers, ``rounds.restarts`` knows whether an attempt has made progress, and all nodes
+        get it with the next round (``Round.saved``).
+        """
+        return None
+
+    def before_next_attempt(self, result: AttemptResult) -> None:
+        """Another attempt follows the one that has ended with ``result``. May wait until the node is ready for it."""
 
     def on_run_ended(self) -> None:
         """The run has ended in order, and no process of it is left: the last act of the agent. Must not raise."""
@@ -193,6 +209,19 @@ def _part(module: Any, node: NodeServices) -> Part:
 def _feature_of(module: Any) -> str:
     name: str = module.__name__.split(".")[-2]
     return name
+
+
+def saved(parts: Sequence[Part]) -> str | None:
+    """As ``NodeServices.saved``."""
+    return next((found for part in parts if (found := part.saved()) is not None), None)
+
+
+def with_script_args(parts: Sequence[Part], spec: AgentSpec) -> AgentSpec:
+    """``spec`` with the arguments that the script gets in this attempt."""
+    args = spec.program.args
+    for part in parts:
+        args = part.script_args(args)
+    return spec if args == spec.program.args else replace(spec, program=replace(spec.program, args=args))
 
 
 def on_connection(parts: Sequence[Part], connection: Connection) -> bool:

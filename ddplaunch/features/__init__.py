@@ -95,6 +95,7 @@ FEATURES = (
     Feature("schedulers", ("scheduler",)),
     Feature("slurm", ("launcher", "tables"), ("remote", "schedulers"), early_if=("requeue_on",), watch_if="slurm_job"),
     Feature("time_limit", ("launcher", "agent", "records"), needs=("schedulers",), watch_if="stop_before_end"),
+    Feature("checkpoints", ("launcher", "agent", "records"), watch_if="checkpoint"),
     Feature("metrics", ("launcher",), needs=("usage",), watch_if="output.metrics_file"),
     Feature("on_exit", ("launcher",), watch_if="on_exit"),
     Feature("come_back", ("launcher", "queries"), needs=("runs",)),

@@ -159,6 +159,7 @@ def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
         duration_s=max(part.duration_s for part in parts),
         attempt_follows=follows,
         restart_follows=follows and any(part.restart_follows for part in parts),
+        saved_is_suspect=any(part.saved_is_suspect for part in parts),
         decision=next((part.decision for part in agreed if part.decision), ""),
         reason=next((part.reason for part in agreed if part.reason), ""),
         cause=next((part.cause for part in parts if part.cause), None),

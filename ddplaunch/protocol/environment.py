@@ -23,6 +23,9 @@ RUN_ID = "DDPLAUNCH_RUN_ID"
 
 TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 
+CHECKPOINT = "DDPLAUNCH_CHECKPOINT"
+"""Of a worker that starts a run, it is none of that run's workers."""
+
 SECRET = "DDPLAUNCH_SECRET"
 """Read by the launcher: the secret of a rendezvous of nodes that were started by hand. Workers do not get it."""
 
@@ -52,6 +55,7 @@ NAMES: dict[str, str] = {
     "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start; not set for a job's only worker",
     "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
     script_request.VARIABLE: "file in which the script may ask for no restart, or for a restart without this node",
+    CHECKPOINT: "with --checkpoint: the newest whole checkpoint before this attempt; empty: there is none",
     "TORCH_FR_DUMP_TEMP_FILE": "with a log folder: begin of the name of torch's flight record, unless set",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "as TORCH_FR_DUMP_TEMP_FILE, for older versions of torch",
     "OMP_NUM_THREADS": "CPUs that the node may use / its workers, at least 1, unless set; not set for a single worker",
@@ -89,7 +93,7 @@ def shared_environ(inherited: Mapping[str, str], node_tag: str, local_world_size
 
     ``cpus`` is the number of CPUs that the affinity allows.
     """
-    env = {name: value for name, value in inherited.items() if name != SECRET}
+    env = {name: value for name, value in inherited.items() if name not in (SECRET, CHECKPOINT)}
     env[RUN_ID] = node_tag
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // local_world_size)))

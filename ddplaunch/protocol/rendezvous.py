@@ -44,6 +44,7 @@ class NodeReady:
             Only where each node has a launcher.
         restart_count: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
+        saved: what this node has found that the job would go on from; None: it does not know (``Part.saved``).
         nonce: a random text that the member adds: the records of the coordinator to this node are signed with a key
             that is made of it.
     """
@@ -55,6 +56,7 @@ class NodeReady:
     attempt: Count = 0
     why_departs: OneLine = ""
     restart_count: Count = 0
+    saved: LongText | None = None
     nonce: OneLine = ""
 
 
@@ -91,11 +93,13 @@ class WorkersEnded(RoundEnd):
     Attributes:
         stopped: somebody stopped this node; the run ends.
         has_unkillable: processes of the node cannot be killed: they may hold its GPUs, so the run ends.
+        saved: as in NodeReady, after the round.
     """
 
     node_index: Count = field(kw_only=True)
     stopped: bool = False
     has_unkillable: bool = False
+    saved: LongText | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Round:
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         first_rank: rank of this node's first worker.
         has_store: the node of rank 0 serves the workers' store; otherwise the only worker does, if it needs one.
+        saved: what the job goes on from, equal on all nodes, as the node of rank 0 says it (``Part.saved``).
     """
 
     attempt: Count
@@ -65,6 +66,7 @@ class Round:
     master_addr: OneLine
     master_port: Port
     has_store: bool = True
+    saved: LongText | None = None
 
 
 @dataclass(frozen=True)
@@ -152,12 +154,14 @@ class RoundVerdict(RoundEnd):
     Attributes:
         attempt_follows: another attempt follows.
         restart_follows: that attempt counts as a restart.
+        saved_is_suspect: two rounds in a row have begun from the same saved state, and have soon failed.
         decision: what follows, and why, for the user; of a success, that all workers have succeeded. Empty only if the
             coordinator rejects a node that had no part in the round.
     """
 
     attempt_follows: bool = field(default=False, kw_only=True)
     restart_follows: bool = field(default=False, kw_only=True)
+    saved_is_suspect: bool = field(default=False, kw_only=True)
     decision: OneLine = field(default="", kw_only=True)
 
     @property

@@ -145,6 +145,8 @@ class RunResult:
             the sentences of ``AttemptResult.collectives``.
         health: what was wrong with the hardware of the nodes, in order of time.
         code: the snapshot of the code, with --snapshot.
+        checkpoint: path of the newest whole checkpoint, with --checkpoint; None: there is none.
+        lost_work_s: seconds of attempts that no checkpoint has, with --checkpoint.
     """
 
     run_id: str
@@ -170,6 +172,8 @@ class RunResult:
     collectives: tuple[RankLateness, ...] = ()
     health: tuple[HealthFinding, ...] = ()
     code: CodeOfRun | None = None
+    checkpoint: str | None = None
+    lost_work_s: Seconds = 0.0
 
     def __repr__(self) -> str:
         """The end of the run in a line, for whoever prints it or calls ``launch`` in a notebook."""

@@ -57,7 +57,7 @@ from ddplaunch.rendezvous.connect import (
 from ddplaunch.rendezvous.plain_store import ServerCannotJoin
 from ddplaunch.rendezvous.store import Signer, beat_key, key_prefix, lost_key
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
-from ddplaunch.rounds.verdicts import Restarts
+from ddplaunch.rounds.restarts import Restarts
 from ddplaunch.system import signals
 from ddplaunch.threads import in_thread
 

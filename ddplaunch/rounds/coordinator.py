@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.protocol.launcher_agent import AssignNodes, OrderToNodes, ReportOfNode, with_senders_host
@@ -31,8 +32,11 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.results import Round, RoundVerdict
-from ddplaunch.rounds.verdicts import Restarts, RoundReports, decide, last_verdict, why_too_few_nodes
+from ddplaunch.rounds.verdicts import RoundReports, decide, last_verdict, why_too_few_nodes
 from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from ddplaunch.rounds.restarts import Restarts
 
 _MAX_HOSTS_CHARACTERS = 1000
 """Limit of a list of hosts in a record; numbered hosts fold to a few characters."""
@@ -181,12 +185,12 @@ class Coordinator:
             self._not_left |= {index} - {self.server_index}
             return [(index, self._cannot_start), *self._all_left()]
         if self.phase is Phase.FINISHED:
-            return [self._cannot_take_part(index, "the run had ended when this node joined")]
+            return [(index, RoundVerdict(self.attempt, "failed", reason="the run had ended when this node joined"))]
         if record.host in self._avoided:
             del self._waiting[index]
             if self.assigned:  # The launcher removes the node; until then no round is complete.
                 return []
-            return [self._cannot_take_part(index, f"this run does not use {record.host} any more")]
+            return [(index, RoundVerdict(self.attempt, "failed", reason=f"this run does not use {record.host} again"))]
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
@@ -200,9 +204,6 @@ class Coordinator:
             if self.phase is Phase.STARTING:  # No worker has started: the node can still take part.
                 self.participants.append(index)
         return []
-
-    def _cannot_take_part(self, node_index: int, reason: str) -> Outgoing:
-        return (node_index, RoundVerdict(self.attempt, "failed", reason=reason))
 
     # A node that has failed before it joined, or whose hardware is not sound, takes no part.
 
@@ -237,6 +238,7 @@ class Coordinator:
         self.participants = list(self.assigned) or self._chosen()
         self.phase = Phase.STARTING
         joined = [self._waiting[index] for index in self.participants]
+        self.restarts.on_forming(self.attempt, joined[0])
         self.attempt = max(self.attempt, *(node.attempt for node in joined))
         self.restarts.restart_count = max(self.restarts.restart_count, *(node.restart_count for node in joined))
         departing = [i for i, node in self._waiting.items() if node.why_departs and i not in self.participants]
@@ -266,13 +268,10 @@ class Coordinator:
     def _start(self, store: WorkersStoreListens) -> list[Outgoing]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
-        rounds = _rounds_by_node(self.attempt, self.restarts.restart_count, sizes, store)
+        rounds = _rounds_by_node(self.attempt, self.restarts, sizes, store)
         nodes = Counter(self._hosts[index] for index in self.participants)
-        limit = self.restarts.max_restarts
-        return [
-            (index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1, max_restarts=limit))
-            for index, round_ in zip(self.participants, rounds, strict=True)
-        ]
+        formed = zip(self.participants, rounds, strict=True)
+        return [(i, RoundFormed(round_, nodes[self._hosts[i]] > 1, self.restarts.max_restarts)) for i, round_ in formed]
 
     # The end of a round.
 
@@ -286,6 +285,7 @@ class Coordinator:
         self._running.discard(record.node_index)
         cause = record.cause and with_senders_host(self._hosts[record.node_index], record.cause)
         self._reports.ended_nodes.append(replace(record, cause=cause))
+        self._reports.saved = record.saved if record.node_index == self.participants[0] else self._reports.saved
         if record.stopped and not self._reports.why_node_stopped:
             self._reports.why_node_stopped = record.reason or f"{self._hosts[record.node_index]} was stopped"
         # A launcher that leads all nodes stops all if it stops one: an order of ours might be faster than its signal.
@@ -380,13 +380,16 @@ def _in_rank_order(previous: Sequence[int], waiting: Iterable[int]) -> list[int]
     return [*order, *newcomers]
 
 
-def _rounds_by_node(attempt: int, restarts: int, sizes: Sequence[int], store: WorkersStoreListens) -> Iterator[Round]:
+def _rounds_by_node(
+    attempt: int, restarts: Restarts, sizes: Sequence[int], store: WorkersStoreListens
+) -> Iterator[Round]:
     """The Round of each node, in rank order; ``sizes`` are the nodes' numbers of workers."""
     world_size = sum(sizes)
     for node_rank, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):
         yield Round(
             attempt=attempt,
-            restart_count=restarts,
+            restart_count=restarts.restart_count,
+            saved=restarts.saved,
             node_rank=node_rank,
             nnodes=len(sizes),
             first_rank=end - size,

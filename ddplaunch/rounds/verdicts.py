@@ -1,9 +1,9 @@
 """What follows a round: a restart, an attempt with other nodes, or the end of the run; always with the reason.
 
 The one place that decides it, and that says it, for a single node and for many: what the nodes report, whether a
-restart is left and can help, the verdict, and the result of each node. ``Restarts`` keeps what was counted so far; all
-else is pure. ``Coordinator`` calls it. docs/architecture.md ("Where does --max-restarts act?") has a table of the
-three ways to start: which process runs the coordinator, and whose ``--max-restarts`` counts.
+restart is left and can help (``restarts``, which keeps what was counted so far), the verdict, and the result of each
+node. All but that is pure. ``Coordinator`` calls it. docs/architecture.md ("Where does --max-restarts act?") has a
+table of the three ways to start: which process runs the coordinator, and whose ``--max-restarts`` counts.
 
 The agents of all nodes get the verdict, and report it to their launcher (``AttemptEnded``). A launcher that leads all
 nodes may end the part of a node, or the run, by an order to stop: ``LostNodes`` after a loss,
@@ -13,42 +13,18 @@ more restarts than the user allows.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.rendezvous import WorkersEnded
 from ddplaunch.protocol.results import NO_RESTARTS_ALLOWED, AttemptResult, RoundVerdict, WorkerExit
-from ddplaunch.text import plural, quote
+from ddplaunch.rounds.restarts import Restarts, why_restart_cannot_help
+from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from ddplaunch.protocol.results import Outcome, WorkerError
-
-MAX_IDENTICAL_FAILURES = 3
-"""After this many attempts in a row with one exception, the next attempt is expected to raise it too."""
-
-_EARLY_S = 300.0
-"""Seconds. A restart of a job that ran for longer makes progress if the job has saved a checkpoint."""
-
-_SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
-
-_PROGRAMMING_ERROR = re.compile(
-    r"(Assertion|Attribute|Import|Index|Key|ModuleNotFound|Name|NotImplemented|Recursion|Runtime|Type|UnboundLocal|Value"
-    r"|ZeroDivision)Error"
-)
-"""Exceptions of programming errors. OSError and its subclasses are not among them: a disk or a server may come back."""
-
-_TRANSIENT = re.compile(
-    r"cuda|nccl|\bhip|miopen|cudnn|cublas|gloo|\bucc\b|device|gpu|memory|thread|connect|network|socket|peer|store"
-    r"|rendezvous|timed? ?out|temporar|unavailable|errno|no space|too many open",
-    re.IGNORECASE,
-)
-"""Words of a RuntimeError about a device, the network or a lack of resources, which may be temporary."""
-
-_EXCEPTION_NAME = re.compile(r"^([\w.]+)(?::|$)", re.MULTILINE)
+    from ddplaunch.protocol.results import Outcome
 
 _GOES_ON = "the job goes on with other nodes"
 _MOVES = "the job goes on with another rendezvous"
@@ -63,7 +39,9 @@ _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
 # What the nodes report.
 
 
-def workers_ended(result: AttemptResult, node_index: int, *, is_stopping: bool, has_unkillable: bool) -> WorkersEnded:
+def workers_ended(
+    result: AttemptResult, node_index: int, *, is_stopping: bool, has_unkillable: bool, saved: str | None = None
+) -> WorkersEnded:
     """What the coordinator must know of a node's ``result``; ``is_stopping``: somebody stops this node."""
     return WorkersEnded(
         result.attempt,
@@ -75,6 +53,7 @@ def workers_ended(result: AttemptResult, node_index: int, *, is_stopping: bool, 
         node_index=node_index,
         stopped=is_stopping,
         has_unkillable=has_unkillable,
+        saved=saved,
     )
 
 
@@ -99,9 +78,11 @@ class RoundReports:
         ended_nodes: records of the nodes that have ended, in the order of arrival.
         why_node_stopped: why a user or another process stopped a node, for the first such node; empty if none was
             stopped.
+        saved: what the job would go on from, as the node of rank 0 says it; None: it has not.
     """
 
     def __init__(self) -> None:
+        self.saved: str | None = None
         self.reason = ""
         self.node_gone = False
         self.node_joined = False
@@ -157,52 +138,7 @@ class RoundReports:
         return self.reason or next((node.reason for node in self.ended_nodes if node.reason), "")
 
 
-# Whether a restart is left, and can help.
-
-
-class Restarts:
-    """The restarts of a run.
-
-    Attributes:
-        max_restarts: how many are allowed.
-        restart_count: number of restarts so far.
-        causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended. The
-            coordinator of a new rendezvous gets the count and not the causes: it needs ``MAX_IDENTICAL_FAILURES``
-            rounds of its own before it calls them identical.
-    """
-
-    def __init__(self, max_restarts: int, restart_count: int = 0) -> None:
-        self.max_restarts, self.restart_count = max_restarts, restart_count
-        self.causes: tuple[WorkerExit | None, ...] = ()
-
-    def note(self, cause: WorkerExit | None) -> None:
-        """A round has ended by ``cause``."""
-        self.causes = (*self.causes, cause)[-MAX_IDENTICAL_FAILURES:]
-
-    @property
-    def why_no_restart(self) -> str:
-        """Why no restart follows the last round; empty if one may."""
-        if self.restart_count < self.max_restarts:
-            return why_restart_cannot_help(self.causes)
-        used = f"not restarted: {self.max_restarts} of {self.max_restarts} restarts used"
-        return used if self.max_restarts else NO_RESTARTS_ALLOWED
-
-
-def why_restart_cannot_help(causes: Sequence[WorkerExit | None]) -> str:
-    """Why another attempt cannot help, for the user; empty if it may help. ``causes`` as in ``Restarts``."""
-    last = causes[-1] if causes else None
-    if last and last.give_up:
-        return f"not restarted: rank {last.rank} on {last.host} gave up: {quote(last.give_up, 1000)}"
-    if last and last.error and _cannot_be_parsed(last.error):
-        return "not restarted: the script cannot be parsed"
-    errors = {_programming_error(cause) for cause in causes}
-    if len(causes) < MAX_IDENTICAL_FAILURES or len(errors) > 1 or None in errors:
-        return ""
-    longest_s = math.ceil(max(cause.duration_s for cause in causes if cause) * 10) / 10
-    return (
-        f"not restarted again: {MAX_IDENTICAL_FAILURES} attempts in a row ended by the same exception "
-        f"at the same place, each within {longest_s:.1f} s of its start"
-    )
+# Nodes that are not used again, and nodes that are too few.
 
 
 def why_not_used_again(exits: Iterable[WorkerExit]) -> str:
@@ -234,28 +170,6 @@ def why_too_few_nodes(remaining: int, needed: int, leaving: str = "", *, ends_re
     return f"no further attempt: {'; '.join(filter(None, reasons))}"
 
 
-def _cannot_be_parsed(error: WorkerError) -> bool:
-    # With frames above it, the error may be in a text that the script evaluates, or in a module being written.
-    return bool(_SYNTAX_ERROR.match(error.message)) and not error.traceback.startswith("Traceback")
-
-
-def _programming_error(cause: WorkerExit | None) -> tuple[str, str] | None:
-    """Message and traceback of a programming error soon after the start; None if the cause may be temporary."""
-    error = cause.error if cause else None
-    if cause is None or error is None or cause.duration_s > _EARLY_S or first_failure.is_consequence(cause):
-        return None
-    # Exceptions begin a line; frames, source lines and most other text of a traceback are indented.
-    kinds = set(_EXCEPTION_NAME.findall(error.traceback))
-    text = "\n".join((error.message, *re.findall(r"^\S.*", error.traceback, re.MULTILINE)))
-    if (
-        not kinds
-        or not all(map(_PROGRAMMING_ERROR.fullmatch, kinds))
-        or ("RuntimeError" in kinds and _TRANSIENT.search(text))
-    ):
-        return None
-    return error.message, error.traceback
-
-
 # The verdict.
 
 
@@ -266,7 +180,7 @@ def decide(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few:
     """
     cause, by_itself = reports.cause, reports.worker_failed_by_itself
     # A lost node may be the cause of what then looks alike in several rounds; a script that gives up has its reason.
-    restarts.note(cause if cause and (cause.give_up or not reports.node_gone) else None)
+    restarts.note(cause if cause and (cause.give_up or not reports.node_gone) else None, reports.saved)
     outcome, why_end = _outcome_and_why_end(reports, restarts, why_too_few)
     is_restart = not why_end and by_itself
     is_change = not why_end and not by_itself
@@ -281,6 +195,7 @@ def decide(attempt: int, reports: RoundReports, restarts: Restarts, why_too_few:
         node_leaves=reports.why_one_leaves if is_change or are_too_few else "",
         attempt_follows=not why_end,
         restart_follows=is_restart,
+        saved_is_suspect=by_itself and restarts.saved_is_suspect,
         decision=why_end or (_GOES_ON if is_change else f"restart {restarts.restart_count} of {restarts.max_restarts}"),
     )
 
@@ -296,7 +211,7 @@ def _outcome_and_why_end(reports: RoundReports, restarts: Restarts, why_too_few:
     if reports.why_node_stopped:
         return "stopped", _STOPPED
     if reports.nodes_change:
-        why_end = why_restart_cannot_help(restarts.causes) or why_too_few
+        why_end = why_restart_cannot_help(restarts.causes, restarts.has_saved) or why_too_few
         return "failed" if why_end or reports.leaving else "stopped", why_end
     return "succeeded", _SUCCEEDED
 
@@ -322,6 +237,7 @@ def with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: b
         node_leaves=verdict.node_leaves,
         attempt_follows=verdict.attempt_follows,
         restart_follows=verdict.restart_follows,
+        saved_is_suspect=verdict.saved_is_suspect,
         decision=verdict.decision,
     )
 

@@ -121,7 +121,7 @@ def test_a_worker_and_its_agent_talk_for_a_feature_beside_others_that_do(tmp_pat
 
 def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lines_of_the_page(folder: Path) -> None:
     script, checkpoint, logs = folder / "train.py", folder / "model.pt", folder / "logs"
-    options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint", checkpoint)
+    options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint-age", checkpoint)
     done = run_copy(folder, *options, script, "1")
     assert done.returncode == 1, done.stderr
     assert done.stderr.count(f"there is a checkpoint: {checkpoint}") >= 1, "the part in a worker"
@@ -136,7 +136,7 @@ def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lin
     assert json.loads(report.read_text())["checkpoint_age_s"] > 3600
     known = run_copy(folder, code="from ddplaunch.features import declarations; print(*declarations('EVENT_KEYS'))")
     assert {key for event in events for key in event} <= {*known.stdout.split()}, known.stderr
-    assert "--checkpoint FILE" in run_copy(folder, "--help").stdout
+    assert "--checkpoint-age FILE" in run_copy(folder, "--help").stdout
 
 
 @pytest.mark.parametrize(("checkpoints", "fails"), [(("model.pt", "none"), 1), (("none", "model.pt"), 0)])
@@ -148,7 +148,7 @@ def test_what_one_node_finds_is_on_the_failure_page_of_another_nodes_launcher(
     meet = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--log-dir", logs)
     with ThreadPoolExecutor() as pool:
         launchers = [
-            pool.submit(run_copy, folder, *meet, "--node-rank", rank, "--checkpoint", file, "train.py", str(fails))
+            pool.submit(run_copy, folder, *meet, "--node-rank", rank, "--checkpoint-age", file, "train.py", str(fails))
             for rank, file in zip("01", checkpoints, strict=True)
         ]
         shown = [launcher.result().stderr for launcher in launchers]

@@ -11,9 +11,9 @@ from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.timeouts import TimeoutConfig
 
 GROUPS: dict[str, type] = {"workers": WorkerConfig, "output": OutputConfig, "timeouts": TimeoutConfig}
-NOT_ALWAYS_SET = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"}
+NOT_ALWAYS_SET = {"DDPLAUNCH_CHECKPOINT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"}
 """Of ``environment.NAMES``: set only where nodes reach each other, no name server does, or GPUs are: test_job.py,
-test_silent_dns.py in tests/ssh, tests/process/test_ras_address.py."""
+test_silent_dns.py in tests/ssh, tests/process/test_ras_address.py, test_checkpoints.py."""
 
 GROUP_OF = {field.name: group for group, cls in GROUPS.items() for field in fields(cls)}
 

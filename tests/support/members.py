@@ -66,6 +66,10 @@ class Node(NodeServices):
         """Whether the test has set ``must_stop``."""
         return self.must_stop
 
+    def saved(self) -> str | None:
+        """No feature knows it."""
+        return None
+
     def stops_by(self) -> float:
         """The agent has no order with a longer time."""
         return 0.0

@@ -23,7 +23,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.results import Outcome, WorkerError, WorkerExit
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
-from ddplaunch.rounds.verdicts import Restarts
+from ddplaunch.rounds.restarts import Restarts
 from tests.support import golden
 
 MESSAGES = {

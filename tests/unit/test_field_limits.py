@@ -15,6 +15,7 @@ import pytest
 import ddplaunch.protocol
 from ddplaunch import features
 from ddplaunch.features.check.queries import NodeGpuRates
+from ddplaunch.features.checkpoints.records import CheckpointSeen
 from ddplaunch.features.debug.records import SessionOpened
 from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, WorkerActivity, WorkersExamined
@@ -223,7 +224,7 @@ def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:
     }
     # The launcher writes the host of a HealthFinding itself.
     seen = {Output, WorkerActivity, RankEvidence, NodeEvidence, CollectivesSampled, SessionOpened, WorkerExit}
-    assert named == {*seen, HardwareOfNode, HealthFinding, SnapshotUsed}
+    assert named == {*seen, HardwareOfNode, HealthFinding, SnapshotUsed, CheckpointSeen}
 
 
 def test_a_report_that_names_ranks_is_compared_with_the_ranks_of_its_node() -> None:

@@ -66,6 +66,8 @@ def test_a_parser_reads_all_values_of_a_run() -> None:
     written = text("job7", [*run, *node.values()])
     golden.check("metrics", {"a run of one node": written})
     absent = {f"ddplaunch_run_{name}" for name in ("exit_code", "end_time_seconds", "limit_time_seconds")}
+    absent |= {f"ddplaunch_run_{name}" for name in ("checkpoint_time_seconds", "checkpoint_step", "goodput_ratio")}
+    absent |= {"ddplaunch_run_lost_work_seconds_total"}
     known = {each.name for each in METRICS} - absent
     assert parsed(written).keys() == known
 

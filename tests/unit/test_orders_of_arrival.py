@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
 from ddplaunch.protocol.rendezvous import RoundFormed, WaitingNodes
 from ddplaunch.rounds.coordinator import Coordinator
-from ddplaunch.rounds.verdicts import Restarts
+from ddplaunch.rounds.restarts import Restarts
 from tests.support.configs import a_round, agent_spec, rendezvous_config
 from tests.support.fake_agents import participants_of
 from tests.support.members import READY
@@ -124,6 +124,7 @@ def agent_after(records: Sequence[object], joins_after: int, during_start: int) 
         spec=SPEC,
         wait=wait,
         is_stopping=lambda: False,
+        saved=lambda: None,
         start_member=lambda _fds: deliver(during_start),
         clients=[],
         rounds=[RoundFormed(a_round())],

@@ -8,7 +8,8 @@ import pytest
 
 from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
-from ddplaunch.rounds.verdicts import Restarts, why_not_used_again, why_restart_cannot_help
+from ddplaunch.rounds.restarts import Restarts, why_restart_cannot_help
+from ddplaunch.rounds.verdicts import why_not_used_again
 from tests.support import golden
 from tests.support.configs import agent_spec
 
@@ -126,3 +127,62 @@ def test_a_single_node_is_not_used_again_either(exit_: WorkerExit, leaves: bool)
     assert result.attempt_follows == (not leaves)
     assert bool(result.node_leaves) == leaves
     assert result.decision.endswith("; there is no other node") == leaves
+
+
+# What the rounds have saved.
+
+DISK = "OSError: [Errno 28] No space left on device"
+
+
+def policy(*rounds: tuple[WorkerExit | None, str | None]) -> Restarts:
+    """After rounds that have ended so, the job having begun without anything."""
+    restarts = Restarts(100)
+    restarts.saved = ""
+    for cause, saved in rounds:
+        restarts.note(cause, saved)
+    return restarts
+
+
+@pytest.mark.parametrize(
+    ("rounds", "is_over"),
+    [
+        ([(WRONG_KEY, "a"), (WRONG_KEY, "b"), (WRONG_KEY, "c"), (WRONG_KEY, "d")], False),
+        ([(WRONG_KEY, "a"), (WRONG_KEY, "a"), (WRONG_KEY, "a")], False),
+        ([(WRONG_KEY, "a"), (WRONG_KEY, "a"), (WRONG_KEY, "a"), (WRONG_KEY, "a")], True),
+        ([(WRONG_KEY, "")] * 3, True),
+        ([(ended(DISK), "")] * 3, True),
+        ([(KILLED, "")] * 3, True),
+        ([(replace(KILLED, duration_s=9999.0), "")] * 3, True),
+        ([(ended(f"RuntimeError: step {n} at 0x7f{n}: the loss is nan"), "") for n in (1, 20, 3)], True),
+        ([(ended(DISK), ""), (KILLED, ""), (ended(DISK), "")], False),
+        ([(KILLED, ""), (None, ""), (KILLED, "")], False),
+        ([(ended("ConnectionError: Connection closed by peer"), "")] * 3, False),
+        ([(ended(DISK), None)] * 3, False),
+        ([(WRONG_KEY, None)] * 3, True),
+        ([(ended(DISK), ""), (ended(DISK), None), (ended(DISK), "")], False),
+    ],
+)
+def test_attempts_that_save_something_go_on_and_others_end_when_they_fail_alike(
+    rounds: list[tuple[WorkerExit | None, str | None]], is_over: bool
+):
+    """With a lost node (no cause), or while nobody knows what was saved (None), other rules hold."""
+    assert bool(policy(*rounds).why_no_restart) == is_over
+
+
+@pytest.mark.parametrize(
+    ("rounds", "is_suspect"),
+    [
+        ([(KILLED, "a"), (KILLED, "a")], False),
+        ([(KILLED, "a"), (KILLED, "a"), (ended(DISK), "a")], True),
+        ([(KILLED, "a"), (KILLED, "a"), (replace(KILLED, duration_s=301.0), "a")], False),
+        ([(KILLED, "a"), (KILLED, "a"), (None, "a")], False),
+        ([(KILLED, "a"), (KILLED, "a"), (KILLED, "b")], False),
+        ([(KILLED, ""), (KILLED, "")], False),
+        ([(KILLED, None), (KILLED, None)], False),
+        ([(KILLED, "a"), (GONE, "a"), (GONE, "a")], False),
+    ],
+)
+def test_a_saved_state_is_suspect_after_two_attempts_that_begin_from_it_and_soon_fail(
+    rounds: list[tuple[WorkerExit | None, str | None]], is_suspect: bool
+):
+    assert policy(*rounds).saved_is_suspect == is_suspect

@@ -25,7 +25,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.results import RoundVerdict, WorkerError, WorkerExit
 from ddplaunch.rounds.coordinator import Coordinator, Phase
-from ddplaunch.rounds.verdicts import Restarts
+from ddplaunch.rounds.restarts import Restarts
 
 NODES = range(5)
 SERVER = 0

@@ -184,7 +184,9 @@ class RendezvousClient:
             one_launcher_leads=spec.one_launcher_leads,
         )
 
-    def join(self, local_world_size: int, attempt: int, why_departs: str, restart_count: int) -> None:
+    def join(
+        self, local_world_size: int, attempt: int, why_departs: str, restart_count: int, saved: str | None = None
+    ) -> None:
         """Join the next round; the parameters are as in NodeReady. ``formed`` and ``verdict`` are then its own."""
         if not self.ready:
             return
@@ -193,7 +195,7 @@ class RendezvousClient:
         self.formed = self.verdict = None
         self._why_departs = why_departs
         index, address = self.ready.node_index, self.ready.server_address
-        self.send(NodeReady(index, self._host, local_world_size, address, attempt, why_departs, restart_count))
+        self.send(NodeReady(index, self._host, local_world_size, address, attempt, why_departs, restart_count, saved))
 
     def take_store_listener(self) -> socket.socket | None:
         """The bound socket of the workers' store, on the first node of the round; the caller must close it."""

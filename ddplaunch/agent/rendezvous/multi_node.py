@@ -135,7 +135,8 @@ class MultiNodeRendezvous(Rendezvous):
         self._wait_for(lambda: bool(client.formed or client.verdict), lambda: self._join_deadline(client))
 
     def _join(self, client: RendezvousClient) -> None:
-        client.join(self._local_world_size, self._next_attempt, self._why_departs, self._restart_count)
+        saved = self._node.saved()
+        client.join(self._local_world_size, self._next_attempt, self._why_departs, self._restart_count, saved)
 
     def with_agreed(self, spec: AgentSpec) -> AgentSpec:
         client = self._client
@@ -248,7 +249,8 @@ class MultiNodeRendezvous(Rendezvous):
         if client is None or client.has_left:
             return verdicts.of_node_that_left(result)
         index = client.index or 0
-        client.send(verdicts.workers_ended(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
+        told = {"is_stopping": is_stopping, "has_unkillable": has_unkillable}
+        client.send(verdicts.workers_ended(result, index, **told, saved=self._node.saved()))
         verdict = self._await_verdict(client, result.outcome == "succeeded")
         if verdict is None:
             if not is_stopping and self._why_over:

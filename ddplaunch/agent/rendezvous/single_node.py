@@ -26,14 +26,20 @@ T = TypeVar("T")
 class SingleNodeRendezvous(Rendezvous):
     """The rounds of a single node."""
 
-    def __init__(self, spec: AgentSpec, local_world_size: int, is_stopping: Callable[[], bool]) -> None:
-        """``is_stopping``: whether somebody stops this node."""
-        self._spec, self._local_world_size, self._is_stopping = spec, local_world_size, is_stopping
+    def __init__(
+        self,
+        spec: AgentSpec,
+        local_world_size: int,
+        is_stopping: Callable[[], bool],
+        saved: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """``is_stopping``: whether somebody stops this node. ``saved``: as in ``NodeServices``."""
+        self._spec, self._local_world_size, self._is_stopping, self._saved = spec, local_world_size, is_stopping, saved
 
     @cached_property
     def _coordinator(self) -> Coordinator:
         from ddplaunch.rounds.coordinator import Coordinator  # Here the forkserver already starts.
-        from ddplaunch.rounds.verdicts import Restarts
+        from ddplaunch.rounds.restarts import Restarts
 
         return Coordinator(server_index=0, min_nodes=1, max_nodes=1, restarts=Restarts(self._spec.max_restarts))
 
@@ -47,7 +53,7 @@ class SingleNodeRendezvous(Rendezvous):
         has_store = size > 1
         # Bound here, so that no other process gets the port.
         listener = listen(spec.host, address, spec.master_port or 0, only_reserve=not has_store)
-        self._coordinator.receive(NodeReady(0, spec.host, size))
+        self._coordinator.receive(NodeReady(0, spec.host, size, attempt=attempt, saved=self._saved()))
         listens = WorkersStoreListens(0, attempt, address, listener.getsockname()[1])
         return replace(self._answer(RoundFormed, listens).round, has_store=has_store), listener
 
@@ -56,7 +62,8 @@ class SingleNodeRendezvous(Rendezvous):
         from ddplaunch.rounds import verdicts
 
         is_stopping = self._is_stopping()
-        ended = verdicts.workers_ended(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
+        told = {"is_stopping": is_stopping, "has_unkillable": has_unkillable}
+        ended = verdicts.workers_ended(result, 0, **told, saved=self._saved())
         verdict = replace(self._answer(RoundVerdict, ended), cause=None, reason="")  # ``result`` says both.
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 

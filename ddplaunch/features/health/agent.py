@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.exit_details import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.health.gpu_faults import GpuFaults
-    from ddplaunch.protocol.results import HealthFinding, Round, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, HealthFinding, Round, WorkerExit
 
 _FIRST_LIMIT_S = 3.0
 """The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
@@ -129,7 +129,7 @@ class HealthPart(Part):
         node = self._node
         return self._gpus.blame(exits, node.wait) if self._gpus and not node.is_stopping() else exits
 
-    def before_next_attempt(self) -> None:
+    def before_next_attempt(self, result: AttemptResult) -> None:
         """Wait until the GPU memory of the workers that have ended is free."""
         if self._gpus:
             from ddplaunch.features.health.gpu_faults import await_free_memory

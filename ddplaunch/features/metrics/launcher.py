@@ -66,6 +66,10 @@ METRICS = (
     Metric("run_end_time_seconds", "when the run ended, in seconds since 1970; only after the end"),
     Metric("run_exit_code", "exit code of the run; only after the end"),
     Metric("run_limit_time_seconds", "when the job ends, in seconds since 1970; only with --stop-before-end"),
+    Metric("run_checkpoint_time_seconds", "when the newest checkpoint was saved, in seconds since 1970"),
+    Metric("run_checkpoint_step", "training step of the newest checkpoint"),
+    Metric("run_lost_work_seconds_total", "time of attempts that was lost, since no checkpoint has it"),
+    Metric("run_goodput_ratio", "share of the time so far in which workers ran and their work was not lost"),
     Metric("run_attempt", "number of the attempt, from 0 on"),
     Metric("run_restarts_total", "restarts after failures"),
     Metric("run_nodes", "nodes of this launcher that take part"),
@@ -95,6 +99,9 @@ _SAMPLED = [(each, BY_NAME[each.quantity]) for each in METRICS if each.quantity]
 """The metrics of samples, each with its quantity."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_OF_FACTS = {"end_t": "limit_time_seconds", "saved_t": "checkpoint_time_seconds", "step": "checkpoint_step"}
+"""Facts of events that other features note, and metrics of the run."""
+
 PERIOD_S = 10.0
 _CLOSE_S = 2.0
 
@@ -222,10 +229,11 @@ class MetricsWatch(Watch):
         self._messages, self._participants = run.messages, run.participants
         self._state: RunState = "starting"
         self._run_values: dict[str, float] = {"start_time_seconds": time.time(), "workers": 0}
-        self._limit_s: object = None
+        self._lost_s: float | None = None if run.config.checkpoint is None else 0.0
+        self._ran_s, self._began_at = 0.0, NEVER
         self._of_node: dict[int, NodeMetrics] = {}
         self._restarts: set[int] = set()
-        self._due = time.monotonic()
+        self._due = self._made_at = time.monotonic()
         self._writer: threading.Thread | None = None
         self._error: OSError | None = None
         self._is_warned = False
@@ -236,8 +244,11 @@ class MetricsWatch(Watch):
         match event:
             case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= run_values.get("attempt", 0):
                 self._state, run_values["attempt"], run_values["workers"] = "running", attempt, world_size
-            case AttemptEnded(result=result) if result.restart_follows:
-                self._restarts.add(result.attempt)
+                self._began_at = min(self._began_at, time.monotonic())
+            case AttemptEnded(result=result):
+                self._ran_s += max(0.0, time.monotonic() - self._began_at)
+                self._began_at = NEVER
+                self._restarts |= {result.attempt} if result.restart_follows else set()
             case UsageStarted():
                 host = self._participants.nodes.all[index].host
                 before = self._of_node.get(index)
@@ -250,9 +261,12 @@ class MetricsWatch(Watch):
                     node.add(samples)
 
     def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
-        """When the job ends, as the feature ``time_limit`` notes it. Any thread."""
-        if event == "time_limit":
-            self._limit_s = facts.get("end_t")
+        """What other features note of the run. Any thread."""
+        for name in ("end_t", "saved_t", "step") if event in ("time_limit", "checkpoint") else ():
+            if isinstance(value := facts.get(name), (int, float)):
+                self._run_values[_OF_FACTS[name]] = value
+        if event == "work_lost" and isinstance(value := facts.get("s"), float):
+            self._lost_s = (self._lost_s or 0.0) + value
 
     def run_due(self, now: float) -> float:
         """Write the file, if it is time. Returns when to call again."""
@@ -269,8 +283,11 @@ class MetricsWatch(Watch):
             "restarts_total": len(self._restarts),
             "nodes": len(present),
         }
-        if isinstance(self._limit_s, float):
-            self._run_values["limit_time_seconds"] = self._limit_s
+        if self._lost_s is not None:
+            now = time.monotonic()
+            ran_s = self._ran_s + max(0.0, now - self._began_at)
+            goodput = max(0.0, ran_s - self._lost_s) / max(now - self._made_at, 1e-3)
+            self._run_values |= {"lost_work_seconds_total": self._lost_s, "goodput_ratio": min(1.0, goodput)}
         nodes = (self._of_node[index].values() for index in present if index in self._of_node)
         # Nodes may have agreed on another run id.
         return text(self._messages.run_id, chain(of_run(self._state, self._run_values), *nodes))

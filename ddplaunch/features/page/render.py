@@ -113,6 +113,7 @@ def _filled(files: RunFiles, told: Story, used_part: dict[str, Any], now_s: floa
             facts=_facts(files, told),
             time_uses=uses,
             goodput=_goodput(uses),
+            knows_lost=told.lost_s is not None,
             **_time_axis(told, share),
             **used_part,
             failures=failed,
@@ -241,10 +242,14 @@ def _facts(files: RunFiles, told: Story) -> list[tuple[str, str]]:
     ranks = {bar.rank for bars in told.nodes.values() for bar in bars}
     restarts = max((attempt.restart_count for attempt in files.attempts), default=0)
     is_live, limit_s = files.is_live and not report, run_json.job_end(files.events)
+    saved = run_json.checkpoint(files.events)
+    age = f", {duration(max(0.0, told.whole.end - saved[1]))} {'ago' if is_live else 'before the end'}" if saved else ""
     facts = [
         ("duration", duration(length)),
         ("time left", "" if limit_s is None or not is_live else duration(max(0.0, limit_s - told.whole.end))),
         ("time limit", "" if limit_s is None else local_time(limit_s, _DATE)),
+        ("checkpoint", f"{line(saved[0], 200)}{age}" if saved else ""),
+        ("work lost", duration(told.lost_s) if told.lost_s else ""),
         ("started", local_time(told.whole.start, _DATE)),
         ("ended", "" if is_live else local_time(told.whole.end, _DATE)),
         ("nodes", _node_count(told)),

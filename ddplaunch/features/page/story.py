@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import WorkerExit
 
 MARKS = {
+    "checkpoint_suspect": "health",
     "worker_failed": "failed",  # Or ``VICTIM``.
     "node_lost": "lost",
     "hang_reported": "hang",
@@ -105,6 +106,7 @@ class Story:
         quiet: when no worker wrote output or called a collective.
         nodes: by host, the bars of the node's ranks.
         left_out: moments that are not listed, because they are too many.
+        lost_s: seconds of attempts whose work no checkpoint has; None: it is not known.
     """
 
     whole: Span
@@ -115,6 +117,7 @@ class Story:
     nodes: dict[str, list[RankBar]]
     moments: list[Moment]
     left_out: int = 0
+    lost_s: float | None = None
 
 
 def story(files: RunFiles, now_s: float) -> Story:
@@ -136,7 +139,14 @@ def story(files: RunFiles, now_s: float) -> Story:
         nodes=_nodes(files, of_attempts, whole.end),
         moments=kept,
         left_out=len(moments) - len(kept),
+        lost_s=_lost_s(events),
     )
+
+
+def _lost_s(events: Sequence[Json]) -> float | None:
+    kinds = ("checkpoint", "work_lost")
+    known = [number(event, "s") or 0.0 for event in events if event["event"] in kinds]
+    return sum(known) if known else None
 
 
 def _whole(files: RunFiles, now_s: float) -> Span:
@@ -313,6 +323,7 @@ USES = {
     "import": "importing torch before the first worker",
     "rendezvous": "until the nodes had met and all workers ran",
     "run": "workers ran, and wrote output or called collectives",
+    "lost": "workers ran, and their work was lost, since no checkpoint has it; with --checkpoint",
     "silent": "workers ran, without output and collectives for a minute or more",
     "between attempts": "from the end of an attempt until the next one ran",
     "end": "after the last attempt: logs and report",
@@ -326,11 +337,14 @@ def time_uses(told: Story) -> dict[str, float]:
     ready = min(max(whole.start, told.ready_s if told.ready_s is not None else whole.start), first)
     imported = min(told.import_s, first - ready)
     silent = sum(attempt.common(each) for attempt in attempts for each in told.quiet)
+    ran = sum(attempt.length for attempt in attempts) - silent
+    lost = min(told.lost_s or 0.0, ran)
     lengths = {
         "connect": ready - whole.start,
         "import": imported,
         "rendezvous": first - ready - imported,
-        "run": sum(attempt.length for attempt in attempts) - silent,
+        "run": ran - lost,
+        "lost": lost,
         "silent": silent,
         "between attempts": sum(max(0.0, after.start - before.end) for before, after in itertools.pairwise(attempts)),
         "end": max(0.0, whole.end - attempts[-1].end) if attempts else 0.0,

@@ -171,6 +171,12 @@ def job_end(events: Iterable[Json]) -> float | None:
     return ends[-1] if ends else None
 
 
+def checkpoint(events: Iterable[Json]) -> tuple[str, float] | None:
+    """The newest checkpoint, in words, and when it was saved, in seconds since 1970; None: no run has noted one."""
+    found = [event for event in events if event.get("event") == "checkpoint" and number(event, "saved_t") is not None]
+    return (text(found[-1], "text").removeprefix("checkpoint: "), float(found[-1]["saved_t"])) if found else None
+
+
 def text(body: Json, key: str) -> str:
     """The text at ``key``; empty if there is none."""
     value = body.get(key)

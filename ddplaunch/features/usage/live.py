@@ -73,7 +73,8 @@ class _Table:
             shown = node_table(lines)
             hidden = len(shown) - max(rows - 3, _LEAST_ROWS)
             shown = [*shown[:-hidden], f"... and {hidden} more nodes"] if hidden > 0 else shown
-        head = title(self._run.run_id, max(0.0, now - self._started_s), nodes, lines, now, _end_of_job(folders))
+        head = title(self._run.run_id, max(0.0, now - self._started_s), nodes, lines, now)
+        head += _of_events(folders, now)
         return [escape(line)[:columns] for line in (head, *shown)]
 
     def follow(self) -> None:
@@ -114,10 +115,18 @@ def _failed(folders: Iterable[Path], attempt: int | None) -> frozenset[int]:
     return frozenset(rank for rank in failed if rank is not None)
 
 
-def _end_of_job(folders: Iterable[Path]) -> float | None:
-    """When the job ends, if the launchers have been told; in seconds since 1970."""
-    found = (run_json.lines(folder / run_json.EVENTS, b'"time_limit"', _MAX_EVENT_BYTES) for folder in folders)
-    return run_json.job_end([event for events in found for event in events if event])
+def _of_events(folders: Iterable[Path], now: float) -> str:
+    """How much time is left, and how old the newest checkpoint is, if the launchers have noted it."""
+    paths = (folder / run_json.EVENTS for folder in folders)
+    found = (run_json.lines(path, b"_t", _MAX_EVENT_BYTES, _says_end_or_checkpoint) for path in paths)
+    events = [event for each in found for event in each if event]
+    end_s, saved = run_json.job_end(events), run_json.checkpoint(events)
+    left = "" if end_s is None else f"; {elapsed(max(0.0, end_s - now))} left"
+    return left + (f"; {saved[0]} saved {elapsed(max(0.0, now - saved[1]))} ago" if saved else "")
+
+
+def _says_end_or_checkpoint(line: bytes) -> bool:
+    return b'"end_t"' in line or b'"saved_t"' in line
 
 
 # The table.
@@ -209,17 +218,9 @@ def _text(quantity: Quantity, value: float) -> str:
     return f"{value:.0f} %" if quantity.is_percent else f"{value:.3g}"
 
 
-def title(
-    run_id: str,
-    running_s: float,
-    nodes: Sequence[NodeSamples],
-    lines: Sequence[RankLine],
-    now: float,
-    end_s: float | None = None,
-) -> str:
-    """What the table is about; ``end_s``: when the job ends."""
+def title(run_id: str, running_s: float, nodes: Sequence[NodeSamples], lines: Sequence[RankLine], now: float) -> str:
+    """What the table is about."""
     text = f"{run_id}: running for {elapsed(running_s)}"
-    text += "" if end_s is None else f", {elapsed(max(0.0, end_s - now))} left"
     attempt = newest_attempt(nodes)
     if attempt is None:
         return f"{text}; no usage sample yet"
