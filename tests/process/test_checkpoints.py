@@ -145,6 +145,16 @@ def test_launchers_of_several_nodes_name_the_same_checkpoint(script: Path, saves
         assert re.findall(rf":{rank}\] from (\d)", done.out) == ["0", "1", "2", "3"]
 
 
+def test_nodes_of_one_launcher_name_the_same_checkpoint(script: Path, saves: Path):
+    """Simulated ones, whose agents and members are those of any run."""
+    script.write_text(TRAIN)
+    options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "9", "--checkpoint", str(saves))
+    done = start(*options, script, saves, "2").finish()
+    assert done.returncode == 0, done.err
+    assert sorted(re.findall(r":(\d)\] from (\d)", done.out)) == [(r, s) for r in "01" for s in "012"]
+    assert done.report["checkpoint"] == f"{saves}/step-2.pt"
+
+
 def test_a_program_gets_the_checkpoint_as_an_argument(saves: Path):
     damage(saves)
     code = "import os, sys; print(sys.argv[1:], os.environ['DDPLAUNCH_CHECKPOINT'])"

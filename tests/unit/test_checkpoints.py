@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.features.checkpoints.agent import CheckpointPart
+from ddplaunch.features.checkpoints.records import CheckpointSeen
 from ddplaunch.features.checkpoints.search import Search, set_aside
 from tests.support.configs import a_round, agent_spec
 from tests.support.processes import wait_until
@@ -251,3 +252,25 @@ def test_without_the_option_nothing_is_done_or_known():
     part.on_attempt(None, a_round())  # type: ignore[arg-type]
     assert (part.saved(), part.default_environ(), part.script_args(("{checkpoint}",))) == (None, {}, ("{checkpoint}",))
     assert part.evidence(part.on_attempt_ended(())) == ()
+
+
+def test_while_workers_run_the_node_with_rank_0_tells_of_each_new_checkpoint(tmp_path: Path):
+    archive(tmp_path / "step_1.ckpt", 1)
+    part = CheckpointPart(node := Node(tmp_path))  # type: ignore[arg-type]
+    saved = part.saved()
+    for rank in (1, 0):
+        part.on_attempt(None, a_round(saved=saved, node_rank=rank))  # type: ignore[arg-type]
+        part.run_due(0.0)
+    part.run_due(0.0)
+    assert [seen.path for seen in node.told] == [f"{tmp_path}/step_1.ckpt"]
+    archive(tmp_path / "step_2.ckpt", 2)
+    for looks in (1, 2):  # It has rested when the second look has seen the same.
+        part.run_due(1e12)
+        assert node.wait(lambda: not part._is_looking, 0.0)
+        part.run_due(0.0)
+        assert [seen.step for seen in node.told] == [1, 2][:looks]
+    part.on_attempt_ended(())
+    (seen,) = part.evidence(())
+    assert isinstance(seen, CheckpointSeen)
+    assert (seen.name, seen.lost_s >= 0) == ("step 2 (step_2.ckpt)", True)
+    assert part.default_environ() == {"DDPLAUNCH_CHECKPOINT": ""}

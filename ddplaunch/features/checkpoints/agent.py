@@ -16,8 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.checkpoints.records import CheckpointSeen, name_of
-from ddplaunch.features.checkpoints.search import Found, Search, set_aside
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.environment import CHECKPOINT
 from ddplaunch.protocol.launcher_agent import Notice
@@ -25,6 +23,7 @@ from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.features.checkpoints.search import Found, Search
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round, WorkerExit
 
@@ -44,14 +43,17 @@ class CheckpointPart(Part):
         super().__init__(node)
         pattern, self._sets_aside = json.loads(node.spec.texts.get("checkpoints", '["", false]'))
         self._pattern = os.path.abspath(os.path.expanduser(pattern)) if pattern else ""
-        self._search = Search(self._pattern) if pattern else None
+        self._search: Search | None = None
         self._found: Found | None = None
         self._is_known = self._is_looking = self._has_set_aside = False
         self._told = ""
         self._round: Round | None = None
         self._started_s = 0.0
         self._look_at = NEVER
-        if self._search:
+        if pattern:
+            from ddplaunch.features.checkpoints.search import Search  # Every agent has this part.
+
+            self._search = Search(self._pattern)
             self._look(all_ended=True)  # No worker of this run writes yet.
 
     # Looking.
@@ -131,13 +133,15 @@ class CheckpointPart(Part):
         self._await_look(_LAST_S)
         ran_s = max(0.0, time.time() - self._started_s)
         since_s = time.time() - self._found.saved_ns / 1e9 if self._found else ran_s
-        seen = self._seen(self._round, self._found or Found("", 0), lost_s=round(min(ran_s, max(0.0, since_s)), 3))
+        seen = self._seen(self._round, self._found, lost_s=round(min(ran_s, max(0.0, since_s)), 3))
         self._round = None
         return (seen,) if self._is_known else ()
 
-    def _seen(self, round_: Round, found: Found, lost_s: float = -1.0) -> CheckpointSeen:
-        host, saved_s = self._node.spec.host, round(found.saved_ns / 1e9, 3)
-        return CheckpointSeen(round_.attempt, host, found.path, saved_s, found.step, lost_s)
+    def _seen(self, round_: Round, found: Found | None, lost_s: float = -1.0) -> Report:
+        from ddplaunch.features.checkpoints.records import CheckpointSeen
+
+        path, saved_ns, step = found or ("", 0, 0)
+        return CheckpointSeen(round_.attempt, self._node.spec.host, path, round(saved_ns / 1e9, 3), step, lost_s)
 
     def before_next_attempt(self, result: AttemptResult) -> None:
         """Set the checkpoint aside if attempts that begin from it fail, once until there is a newer one."""
@@ -151,6 +155,9 @@ class CheckpointPart(Part):
 
     def _set_aside(self, path: str) -> Callable[[], None]:
         """In a thread: rename, and look again. Returns what follows in the main thread."""
+        from ddplaunch.features.checkpoints.records import name_of
+        from ddplaunch.features.checkpoints.search import set_aside
+
         text = f"the checkpoint {name_of(path, 0)} cannot be set aside"
         with contextlib.suppress(FileNotFoundError):
             try:
