@@ -19,7 +19,7 @@ from ddplaunch.timeouts import TimeoutConfig
 Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
 CompileCache = Literal["local", "off"]
-NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+NumaBinding = Literal["auto", "node", "socket", "exclusive", "core-complex", "off"]
 HealthPolicy = Literal["off", "warn", "refuse"]
 
 _MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
@@ -60,7 +60,7 @@ class WorkerConfig:
         start_method: ``forkserver`` imports torch once per node and forks; ``spawn`` starts an interpreter per worker.
         preload: modules that the forkserver imports besides torch, in order.
         compile_cache: ``local``: what is compiled is kept on the node's disk; ``off``: where torch and Triton choose.
-        numa_binding: binds workers to CPUs near their GPU; None: no binding.
+        numa_binding: binds workers to CPUs near their GPU; ``auto``: where that takes no CPU from the job.
         debug_on_error: the first rank that raises an exception is debugged before the job ends.
         debug_ranks: ranks that stop in a debugger; None: all.
     """
@@ -74,7 +74,7 @@ class WorkerConfig:
     start_method: StartMethod = "forkserver"
     preload: tuple[str, ...] = ()
     compile_cache: CompileCache = "local"
-    numa_binding: NumaBinding | None = None
+    numa_binding: NumaBinding = "auto"
     debug_on_error: bool = False
     debug_ranks: frozenset[int] | None = None
 

@@ -147,6 +147,7 @@ class ProcessSpec:
         argv: for ``exec`` the command; otherwise ``sys.argv``, script or module first.
         env: the complete environment; None keeps the forkserver's.
         cpus: CPU affinity; None keeps it.
+        memory_node: NUMA node whose memory the process prefers; None: no preference.
         cgroup: folder of a cgroup v2 that the process enters first; empty for none.
     """
 
@@ -155,6 +156,7 @@ class ProcessSpec:
     argv: tuple[str, ...] = ()
     env: dict[str, str] | None = None
     cpus: frozenset[Count] | None = None
+    memory_node: Count | None = None
     cgroup: str = ""
 
 

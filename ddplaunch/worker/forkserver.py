@@ -263,6 +263,8 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
     os.closerange(len(fds), _open_files_limit())
     if spec.cpus:
         _bind(spec.cpus)
+    if spec.memory_node is not None:
+        linux.prefer_memory_of(spec.memory_node)
     if spec.how == "exec":
         _exec(spec.argv, os.environ if spec.env is None else spec.env)
     if spec.env is not None:

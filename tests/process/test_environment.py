@@ -104,6 +104,22 @@ def test_devices_that_are_not_there_are_a_usage_error(options: str, complaint: s
     assert "Traceback" not in finished.err
 
 
+@pytest.mark.features
+@pytest.mark.parametrize("how", ["forkserver", "spawn"])
+def test_a_worker_binds_itself_before_its_script_runs(how: str, tmp_path: Path) -> None:
+    """What is chosen: tests/unit/test_numa.py. This machine may have no GPUs, so the choice is given."""
+    choice = "cpus.of_workers = lambda _spec, _visible, nproc: ((frozenset({0}), 0),) * nproc"
+    (tmp_path / "sitecustomize.py").write_text(f"import ddplaunch.features.numa.cpus as cpus\n{choice}")
+    (tmp_path / "show.py").write_text(
+        "import os\nfrom ddplaunch.system.linux import has_memory_policy as told\n"
+        "print('bound', *os.sched_getaffinity(0), told(), flush=True)\n"
+    )
+    options = ("--start-method", how, "--nproc-per-node", "2", "--numa-binding", "node")
+    finished = run(*options, tmp_path / "show.py", env={"PYTHONPATH": str(tmp_path)})
+    assert finished.returncode == 0, finished.err
+    assert [line.split()[-3:] for line in finished.out.splitlines()] == [["bound", "0", "True"]] * 2
+
+
 def test_without_python_a_program_gets_the_same_environment() -> None:
     """torchrun: test_run 3; launcher_api_test 1."""
     finished = run("--no-python", "--nproc-per-node", "1", "env", "-0", env={"SENTINEL": "two\nlines"})

@@ -75,6 +75,7 @@ CASES = {
     "a compile cache that other machines use too": nodes(
         2, compile_caches=(("TORCHINDUCTOR_CACHE_DIR", "ext4 at /"), ("TRITON_CACHE_DIR", "nfs4 at /home"))
     ),
+    "a GPU that is far from the CPUs": nodes(2, far_gpus="GPU 2 (NUMA node 1)"),
     "columns that nobody has, and a late clock": [*PLAIN[:2], replace(PLAIN[2], clock_s=-2.5)],
     "wrong everywhere": [node(number, shm_free_bytes=0) for number in range(1, 9)],
     "a wrong clock": [replace(node(1), clock_s=1.5)],

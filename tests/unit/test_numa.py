@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.numa.cpus import cpus_for, pci_address
+from ddplaunch.features.numa.cpus import auto, cpus_for, far_gpus, kept, pci_address
+from ddplaunch.system import linux
 from ddplaunch.text import fold_ints
 from tests.support import golden
 from tests.unit.test_devices import nvidia_node
@@ -100,3 +101,77 @@ def test_a_machine_that_tells_no_caches_has_no_core_complexes(tmp_path: Path) ->
 def test_a_gpu_is_found_by_index_and_by_the_beginning_of_its_uuid(tmp_path: Path) -> None:
     root = nvidia_node(tmp_path, *(f"0000:{bus:02x}:00.0" for bus in range(16, 24)))
     golden.check_answers("pci_addresses", lambda device: pci_address(device, root))
+
+
+# auto: a machine, by its nodes with CPUs, and the node of each GPU.
+
+SERVERS = {
+    "dual": ((0, 1), (0, 0, 1, 1)),
+    "dgx": ((0, 1, 2, 3, 4, 5, 6, 7), (3, 3, 1, 1, 7, 7, 5, 5)),
+    "grace": ((0, 1), (0, 1)),
+    "single": ((0,), (0, 0)),
+    "cloud": ((0, 1), (-1, -1)),
+}
+
+
+def server(root: Path, name: str, mems: str = "0-63") -> str:
+    """Each node has 4 CPUs. dgx: two sockets, in which nodes 0 and 1, 2 and 3 and so on are closer than others."""
+    nodes, gpus = SERVERS[name]
+    sys = root / "sys"
+    memory = (8, 9) if name == "grace" else ()  # Nodes of GPU memory have no CPUs.
+    write(sys / "devices/system/node/has_cpu", f"{nodes[0]}-{nodes[-1]}")
+    write(sys / "devices/system/node/online", ",".join(map(str, (*nodes, *memory))))
+    write(sys / "devices/system/cpu/online", f"0-{4 * len(nodes) - 1}")
+    for node in nodes:
+        write(sys / f"devices/system/node/node{node}/cpulist", f"{4 * node}-{4 * node + 3}")
+        to = [32 - 5 * sum(each // size == node // size for size in (1, 2, 4, 8)) for each in nodes]
+        write(sys / f"devices/system/node/node{node}/distance", " ".join(map(str, (*to, *(80 for _ in memory)))))
+    addresses = [f"0000:{bus:02x}:00.0" for bus in range(16, 16 + len(gpus))]
+    for address, node in zip(addresses, gpus, strict=True):
+        write(sys / "bus/pci/devices" / address / "numa_node", str(node))
+    write(root / "proc/self/status", f"Name:\tpython\nMems_allowed_list:\t{mems}")
+    return nvidia_node(root, *addresses)
+
+
+def numbers(text: str) -> frozenset[int]:
+    ends = [part.partition("-")[::2] for part in text.split(",")]
+    return frozenset(cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1))
+
+
+def test_auto_takes_no_cpu_from_the_job(tmp_path: Path) -> None:
+    """A question is the server, the GPUs of the workers, the CPUs that may be used, and the nodes of memory."""
+
+    def bindings(question: str) -> str:
+        name, gpus, allowed, *mems = question.split()
+        root = server(tmp_path / question.replace(" ", "_"), name, *mems)
+        may = frozenset(range(64)) if allowed == "all" else numbers(allowed)
+        if allowed == "all":
+            may = frozenset(range(4 * len(SERVERS[name][0])))
+        found = auto(tuple(gpus.split(",")), gpus.count(",") + 1, root, may)
+        return "; ".join(f"{fold_ints(cpus)} memory {node}" for cpus, node in found) or "none"
+
+    golden.check_answers("numa_auto", bindings)
+
+
+def test_the_users_own_memory_policy_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "has_memory_policy", lambda: True)
+    found = auto(("0", "2"), 2, server(tmp_path, "dual"), numbers("0-7"))
+    assert [node for _, node in found] == [None, None]
+
+
+def test_a_gpu_that_is_far_from_all_cpus_is_named(tmp_path: Path) -> None:
+    root = server(tmp_path, "dual")
+    far = "GPUs 2, 3 (NUMA node 1)"
+    assert far_gpus(("0", "1", "2", "3"), root, numbers("0-3")) == far
+    assert far_gpus(("0", "2"), root, numbers("3,4")) == ""
+    assert far_gpus(("0",), server(tmp_path / "cloud", "cloud"), numbers("0-3")) == ""
+    assert far_gpus(("7", "MIG-1"), root, numbers("0-3")) == ""
+
+
+def test_what_has_bound_the_launcher_is_told(tmp_path: Path) -> None:
+    root = server(tmp_path, "dual")
+    assert kept({}, root, numbers("0-7")) == ""
+    assert kept({}, root, numbers("0-3")) == "a scheduler, a cgroup or taskset has chosen CPUs 0-3"
+    slurm = {"SLURM_CPU_BIND": "quiet,mask_cpu:0xF"}
+    assert kept(slurm, root, numbers("0-3")) == "SLURM_CPU_BIND=quiet,mask_cpu:0xF has chosen CPUs 0-3"
+    assert kept({}, server(tmp_path / "single", "single"), numbers("0-1")) == ""

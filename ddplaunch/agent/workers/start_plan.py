@@ -89,7 +89,7 @@ class Placement:
     """Placement of this node's workers. Tuples are in order of local rank; None keeps the inherited setting.
 
     ``visible`` are all devices that the workers may use; a worker without assigned ones probably uses that of its local
-    rank.
+    rank. ``memory_nodes`` are the NUMA nodes whose memory they prefer; empty if ``cpus`` is None.
     """
 
     local_world_size: int
@@ -98,6 +98,7 @@ class Placement:
     cpus: tuple[frozenset[int], ...] | None
     shared_environ: dict[str, str]
     visible: tuple[str, ...] = ()
+    memory_nodes: tuple[int | None, ...] = ()
 
     def devices_of(self, local_rank: int) -> tuple[str, ...]:
         """The GPUs that a worker probably uses: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""
@@ -116,7 +117,7 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
         if spec.dry_run:
             visible = visible or tuple(map(str, range(nproc * max(1, spec.workers.gpus_per_proc))))
         assigned = _assign_task(spec, visible) if spec.task else _assign_devices(spec, visible, nproc)
-        cpus = _bind_cpus(spec, visible, nproc)
+        bindings = _bindings(spec, visible, nproc)
     except ValueError as error:
         raise UsageError(f"{error} (on {spec.host})") from None
     # The run tag is unique among the runs on a machine, the run id is not.
@@ -126,7 +127,8 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     for module in features.modules("environ"):
         shared |= module.shared_environ(spec, inherited, sharers)
     variable = "CUDA_VISIBLE_DEVICES" if spec.dry_run else devices.visibility_variable(inherited)
-    return Placement(nproc, variable, assigned, cpus, shared, visible or ())
+    cpus, memory_nodes = (tuple(cpus for cpus, _ in bindings), tuple(node for _, node in bindings))
+    return Placement(nproc, variable, assigned, cpus or None, shared, visible or (), memory_nodes)
 
 
 def _simulated_gpus(spec: AgentSpec) -> tuple[str, ...] | None:
@@ -165,9 +167,13 @@ def _workers_on_shared_cpus(spec: AgentSpec) -> int:
     return 0 if spec.task is None or is_bound else spec.task.local_world_size
 
 
-def _bind_cpus(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
-    modules = features.modules("cpus") if spec.workers.numa_binding and not spec.dry_run else ()
-    return next((module.of_workers(spec, visible, nproc) for module in modules), None)
+def _bindings(
+    spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int
+) -> tuple[tuple[frozenset[int], int | None], ...]:
+    """CPUs and NUMA node of each worker; empty if they are not bound."""
+    is_possible = not spec.dry_run and (visible or spec.workers.numa_binding != "auto")
+    modules = features.modules("cpus") if is_possible and spec.workers.numa_binding != "off" else ()
+    return next((module.of_workers(spec, visible, nproc) for module in modules), ())
 
 
 # One worker.
@@ -202,6 +208,7 @@ def worker_spec(
         argv=_worker_argv(spec, plan, spec.task.local_rank if spec.task else local_rank),
         env=env,
         cpus=placement.cpus[local_rank] if placement.cpus else None,
+        memory_node=placement.memory_nodes[local_rank] if placement.memory_nodes else None,
     )
 
 

@@ -32,6 +32,7 @@ from ddplaunch.features.check.queries import (
 )
 from ddplaunch.features.compile_cache import environ
 from ddplaunch.features.gpus import reader
+from ddplaunch.features.numa import cpus
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system import devices, network, procfs
@@ -131,6 +132,7 @@ def _inspect(order: InspectNode, addresses: tuple[str, ...], port: int, read: Gp
         addresses=addresses,
         port=port,
         health=_health(order, read),
+        far_gpus=quote(cpus.far_gpus(order.gpus or _all_gpus()), 200),
         compile_caches=_compile_caches(order),
     )
 
@@ -138,6 +140,10 @@ def _inspect(order: InspectNode, addresses: tuple[str, ...], port: int, read: Gp
 def _compile_caches(order: InspectNode) -> tuple[tuple[str, str], ...]:
     folders = environ.in_use(os.environ, sets=order.sets_caches)
     return tuple((name, _file_system(folder)) for name, folder in folders.items())
+
+
+def _all_gpus() -> tuple[str, ...]:
+    return tuple(map(str, range(len(devices.gpu_pci_addresses()))))
 
 
 def _models(read: GpusRead) -> tuple[str, ...]:

@@ -199,6 +199,8 @@ def _node_problems(node: CheckedNode) -> Iterator[str]:
         gpu, action = findings.gpu(finding), f" ({finding.action})" if finding.action else ""
         yield f"{gpu}{': ' if gpu else ''}{finding.text}{action}"
     yield from report.gpu_users
+    if report.far_gpus:
+        yield f"no CPU near {report.far_gpus} may be used: a scheduler, a cgroup or taskset has chosen others"
     if report.gpus and report.torch and not report.cuda:
         yield f"has GPUs, but torch {report.torch} cannot use them: install a torch built for them"
     if report.shm_free_bytes is None or report.shm_free_bytes < _MIN_SHM_BYTES:

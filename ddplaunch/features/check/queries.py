@@ -60,6 +60,7 @@ class NodeReport:
         name_s: seconds that this look-up took; every client of a TCPStore makes one.
         addresses: addresses at which this node listens at ``port``, best first.
         health: None if it was not asked for.
+        far_gpus: GPUs that are far from all CPUs that a run may use, as ``numa.cpus.far_gpus``.
         compile_caches: of each cache of a run the variable that chooses its folder, and the file system of that.
     """
 
@@ -76,6 +77,7 @@ class NodeReport:
     addresses: _Lines
     port: Port
     health: NodeHealth | None = None
+    far_gpus: OneLine = ""
     compile_caches: Annotated[tuple[tuple[OneLine, OneLine], ...], at_most(2)] = ()
 
 

@@ -1,4 +1,4 @@
-"""Workers run on the CPUs near their GPUs, ``--numa-binding``.
+"""Workers run on the CPUs near their GPUs, and use the memory there, ``--numa-binding``.
 
 ``cpus`` chooses them in the agent, from sysfs; the worker's process binds itself. Must not import torch.
 """
@@ -15,7 +15,8 @@ def rows() -> tuple[object, ...]:
         Option(
             "--numa-binding",
             "HOW",
-            "Bind workers to CPUs near their GPU: node, socket, exclusive or core-complex. Default: no binding.",
+            "Bind workers to CPUs and memory near their GPU: node, socket, exclusive or core-complex; auto: where that "
+            "takes no CPU from the job; off: no binding. Default: auto.",
             choices=get_args(NumaBinding),
             sets="workers.numa_binding",
             only=(REAL_RUN,),

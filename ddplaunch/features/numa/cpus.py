@@ -1,40 +1,127 @@
-"""CPUs for ``--numa-binding``: those near a worker's GPU, read from sysfs.
+"""CPUs and memory for ``--numa-binding``: those near a worker's GPU, read from sysfs.
 
 Runs in the agent; must not bind anything, the worker binds itself. Chooses like torch.numa.binding (2.13), but needs
 neither CUDA nor numactl, and divides a NUMA node among the GPUs that workers use, not among all visible ones. "Core" is
 a physical core, "CPU" a hardware thread.
+
+``auto`` takes no CPU from the job: each CPU that the agent may use is given to the workers of the nearest GPUs. So it
+stays within what a scheduler, a cgroup or taskset allows. A worker prefers the memory of its GPU's NUMA node, unless
+the user has chosen a memory policy, or the cgroup forbids that node.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.system import devices
-from ddplaunch.text import grouped
+from ddplaunch.system import devices, linux, procfs
+from ddplaunch.text import fold_ints, grouped, quote
 
 if TYPE_CHECKING:
     from ddplaunch.config import NumaBinding
     from ddplaunch.protocol.specs import AgentSpec
 
 
-def of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...]:
-    """The CPUs of each worker of this node, by local rank; ``visible`` are the devices that the workers use.
+Binding = tuple[frozenset[int], int | None]
+"""The CPUs of a worker, and the NUMA node whose memory it prefers."""
+
+
+def of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[Binding, ...]:
+    """The binding of each worker of this node, by local rank; empty: none. ``visible`` are the devices that they use.
 
     Raises:
-        ValueError: a worker has no GPU, or its CPUs cannot be found.
+        ValueError: a worker has no GPU, or its CPUs cannot be found; but not with ``auto``.
     """
-    assert spec.workers.numa_binding
-    per_worker = max(1, spec.workers.gpus_per_proc)
+    mode, per_worker = spec.workers.numa_binding, max(1, spec.workers.gpus_per_proc)
+    if mode == "auto":
+        # A scheduler that has started each worker has bound each, or the user wants none bound.
+        return () if spec.task or not visible else auto(visible[::per_worker][:nproc], nproc)
     if not visible or nproc * per_worker > len(visible):
         raise ValueError(
             f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
         )
     addresses = tuple(pci_address(visible[i * per_worker]) for i in range(nproc))
     allowed = frozenset(os.sched_getaffinity(0))
-    return tuple(cpus_for(spec.workers.numa_binding, i, addresses, allowed) for i in range(nproc))
+    nodes = memory_nodes(addresses)
+    return tuple((cpus_for(mode, i, addresses, allowed), nodes[i]) for i in range(nproc))
+
+
+def auto(
+    gpus: tuple[str, ...], nproc: int, root: str = "/", allowed: frozenset[int] | None = None
+) -> tuple[Binding, ...]:
+    """The bindings of ``auto``; empty where there is nothing to choose, or where it is not known.
+
+    ``gpus``: of each worker the first. ``allowed``: the CPUs that this process may use, if not known.
+    """
+    sys, allowed = Path(root, "sys"), allowed or frozenset(os.sched_getaffinity(0))
+    with contextlib.suppress(ValueError):
+        with_cpus = _cpu_list(sys / "devices/system/node/has_cpu")
+        if len(with_cpus) < 2 or len(gpus) < nproc:
+            return ()
+        addresses = tuple(pci_address(gpu, root) for gpu in gpus)
+        nodes = [_number(sys / "bus/pci/devices" / address / "numa_node") for address in addresses]
+        if min(nodes) < 0:  # The firmware does not say it.
+            return ()
+        near = {node: _nearest_cpus(node, set(nodes), with_cpus, sys) & allowed for node in set(nodes)}
+        is_even = all(2 * len(near[node]) * nproc >= len(allowed) * nodes.count(node) > 0 for node in near)
+        if len(near) > 1 and is_even:
+            return tuple(zip((near[node] for node in nodes), memory_nodes(addresses, root), strict=True))
+    return ()
+
+
+def _nearest_cpus(node: int, of_gpus: set[int], with_cpus: frozenset[int], sys: Path) -> frozenset[int]:
+    """The CPUs of the NUMA nodes that have no nearer node with GPUs of workers than ``node``."""
+    online = sorted(_cpu_list(sys / "devices/system/node/online"))
+    found = frozenset[int]()
+    for other in with_cpus:
+        distances = _read(sys / f"devices/system/node/node{other}/distance").split()
+        to = dict(zip(online, map(int, distances), strict=True))
+        if to[node] == min(to[each] for each in of_gpus):
+            found |= _node_cpus(other, sys)
+    return found
+
+
+def memory_nodes(addresses: tuple[str, ...], root: str = "/") -> tuple[int | None, ...]:
+    """The NUMA nodes of these GPUs; None for one whose memory must not be used, or if the user has chosen a policy."""
+    if linux.has_memory_policy():
+        return (None,) * len(addresses)
+    status = procfs.read(os.path.join(root, "proc/self/status")).decode()
+    listed = next((line.split()[1] for line in status.splitlines() if line.startswith("Mems_allowed_list:")), "")
+    may_use = _numbers(listed)
+    nodes = (_node_of(address, Path(root, "sys")) for address in addresses)
+    return tuple(node if node in may_use else None for node in nodes)
+
+
+def far_gpus(gpus: tuple[str, ...], root: str = "/", allowed: frozenset[int] | None = None) -> str:
+    """Those of the GPUs that are far from all CPUs that this process may use; empty if none is, or not known."""
+    sys, allowed = Path(root, "sys"), allowed or frozenset(os.sched_getaffinity(0))
+    far = dict[str, int]()
+    for gpu in gpus:
+        with contextlib.suppress(ValueError):
+            node = _number(sys / "bus/pci/devices" / pci_address(gpu, root) / "numa_node")
+            near = _node_cpus(node, sys) if node >= 0 else frozenset()
+            if near and not near & allowed:
+                far[gpu] = node
+    if not far:
+        return ""
+    which = f"GPU{'s' if len(far) > 1 else ''} {', '.join(far)}"
+    nodes = fold_ints(set(far.values()))
+    return f"{which} (NUMA node {nodes})"
+
+
+def kept(environ: Mapping[str, str], root: str = "/", allowed: frozenset[int] | None = None) -> str:
+    """What has bound this process, and its CPUs, on a machine with several NUMA nodes; empty if nothing has."""
+    sys, allowed = Path(root, "sys"), allowed or frozenset(os.sched_getaffinity(0))
+    with contextlib.suppress(ValueError):
+        is_bound = allowed < _cpu_list(sys / "devices/system/cpu/online")
+        if is_bound and len(_cpu_list(sys / "devices/system/node/has_cpu")) > 1:
+            slurm = environ.get("SLURM_CPU_BIND", "")
+            by = f"SLURM_CPU_BIND={quote(slurm, 60)}" if slurm else "a scheduler, a cgroup or taskset"
+            return f"{by} has chosen CPUs {fold_ints(allowed)}"
+    return ""
 
 
 def pci_address(device: str, root: str = "/") -> str:
@@ -148,7 +235,11 @@ def _cpu_folder(cpu: int, sys: Path) -> Path:
 
 def _cpu_list(path: Path) -> frozenset[int]:
     """The kernel's list format, ``0-2,4``."""
-    ends = [part.partition("-")[::2] for part in _read(path).split(",") if part]
+    return _numbers(_read(path))
+
+
+def _numbers(listed: str) -> frozenset[int]:
+    ends = [part.partition("-")[::2] for part in listed.split(",") if part]
     return frozenset(cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1))
 
 

@@ -133,7 +133,7 @@ def _without_gpus(config: LaunchConfig) -> Iterator[str]:
     given = {
         "--gpus-per-proc": config.workers.gpus_per_proc,
         "--virtual-local-rank": config.workers.virtual_local_rank,
-        "--numa-binding": config.workers.numa_binding,
+        "--numa-binding": config.workers.numa_binding not in ("auto", "off"),
         f"--nproc-per-node {config.workers.nproc_per_node}": config.workers.nproc_per_node == "gpu",
     }
     names = [name for name, value in given.items() if value]

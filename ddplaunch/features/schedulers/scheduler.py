@@ -145,7 +145,7 @@ def _with_endpoint(
     nproc = None if options["nproc_per_node"] is None else values.parse_nproc(options["nproc_per_node"])
     nnodes = None if options["nnodes"] is None else values.parse_nnodes(options["nnodes"])
     checks.check_counts(scheduler, nproc, nnodes)
-    if scheduler.task and options.get("numa_binding"):
+    if scheduler.task and options.get("numa_binding") not in (None, "auto", "off"):
         hint = f"{scheduler.name} binds its tasks itself, or start one task per node."
         raise UsageError(f"--numa-binding: {scheduler.name} started a task for every worker", hint)
     workers = 1 if scheduler.task else nproc if isinstance(nproc, int) else None
