@@ -220,14 +220,33 @@ def test_a_file_system_that_does_not_answer_delays_a_round_and_is_not_asked_agai
 ):
     part = CheckpointPart(node := Node(tmp_path))  # type: ignore[arg-type]
     count = threading.active_count()
-    assert part.saved() is None
+    assert (part.saved(), part.saved()) == (None, None)
     part.on_attempt(None, a_round())  # type: ignore[arg-type]
     assert part.default_environ() == {"DDPLAUNCH_CHECKPOINT": ""}
     part.run_due(1e12)
     part.on_attempt_ended(())
     assert part.evidence(()) == ()
     assert threading.active_count() == count
-    assert "has not answered for" in node.told[0].text
+    (notice,) = node.told
+    assert "has not answered for" in notice.text
+
+
+def test_what_a_file_system_has_said_before_is_not_taken_for_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Else an attempt that has saved would count as one that has saved nothing."""
+    archive(tmp_path / "step_1.ckpt", 1)
+    part = CheckpointPart(node := Node(tmp_path))  # type: ignore[arg-type]
+    saved = part.saved()
+    part.on_attempt(None, a_round(saved=saved))  # type: ignore[arg-type]
+    event, newest_of = threading.Event(), Search.newest
+    monkeypatch.setattr(Search, "newest", lambda *_, **all_ended: (event.wait(), newest_of(*_, **all_ended))[1])
+    part.on_attempt_ended(())
+    assert part.evidence(()) == ()
+    assert part.saved() is None
+    event.set()
+    assert node.wait(lambda: not part._is_looking, 0.0)
+    assert part.saved() == saved
 
 
 def test_all_nodes_name_the_checkpoint_of_the_round(tmp_path: Path):

@@ -15,6 +15,7 @@ from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.workers.exit_details import AttemptFailure
 from ddplaunch.errors import LaunchError
+from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.protocol.first_failure import KILLED_HINT
 from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
@@ -22,6 +23,7 @@ from ddplaunch.protocol.launcher_agent import (
     JoinRendezvous,
     NodeDeparts,
     Notice,
+    OrderToNodes,
     RunIdAgreed,
 )
 from ddplaunch.protocol.rendezvous import (
@@ -32,6 +34,7 @@ from ddplaunch.protocol.rendezvous import (
     NoFreePlace,
     RendezvousLost,
     RoundFormed,
+    StopRound,
     WaitingNodes,
     WorkersEnded,
 )
@@ -113,6 +116,21 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(new_
     assert node.rendezvous.finish_round(FAILED, has_unkillable=False).restart_follows
     assert node.rendezvous.next_round()
     assert node.told[-1] == NodeReady(3, "gpu1", 1, "127.0.0.1", attempt=1, restart_count=1)
+
+
+def test_an_order_that_comes_before_the_stop_of_a_round_is_handled_before_it(
+    new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stop the workers in another way, as --stop-before-end does: both come together."""
+    order = SampleCollectives(0, 1)
+    node = new_node(spec, {**JOINS, NodeReady: [RoundFormed(ROUND), OrderToNodes(order), StopRound(0)]})
+    rendezvous, seen = node.rendezvous, list[tuple[object, str | None]]()
+    monkeypatch.setattr(
+        rendezvous, "handle_event", lambda event: seen.append((event, rendezvous.why_workers_must_stop))
+    )
+    assert rendezvous.next_round()
+    assert node.wait(lambda: rendezvous.why_workers_must_stop is not None)
+    assert seen == [(order, None)]
 
 
 @pytest.mark.parametrize(

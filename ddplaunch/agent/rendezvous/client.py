@@ -264,7 +264,8 @@ class RendezvousClient:
                 if record.time_s:
                     self.clock_ahead_s = self._joined_time_s - record.joined_time_s, time.time() - record.time_s
             case StopRound(attempt=attempt):
-                self.stopped_attempt = attempt
+                # As an order below: one that was sent before, and that stops the workers otherwise, comes first.
+                self._node.post(partial(setattr, self, "stopped_attempt", attempt))
             case RoundVerdict():
                 self.verdict = record
             case NodeCannotJoin():

@@ -45,7 +45,7 @@ class CheckpointPart(Part):
         self._pattern = os.path.abspath(os.path.expanduser(pattern)) if pattern else ""
         self._search: Search | None = None
         self._found: Found | None = None
-        self._is_known = self._is_looking = self._has_set_aside = False
+        self._is_known = self._is_looking = self._is_late = self._has_set_aside = False
         self._told = ""
         self._round: Round | None = None
         self._started_s = 0.0
@@ -65,16 +65,18 @@ class CheckpointPart(Part):
             post_from_thread("checkpoint", look, self._node.post, self._on_failed)
 
     def _on_found(self, found: Found | None) -> None:
-        self._is_looking, self._is_known, self._found = False, True, found
+        self._is_looking, self._is_late, self._is_known, self._found = False, False, True, found
         self._look_at = time.monotonic() + PERIOD_S
 
     def _on_failed(self) -> None:
-        self._is_looking, self._look_at = False, time.monotonic() + PERIOD_S
+        self._is_looking, self._is_late, self._look_at = False, False, time.monotonic() + PERIOD_S
 
     def _await_look(self, limit_s: float) -> None:
-        """Until the thread has looked; not for longer, and not if the run is being stopped."""
+        """Until the thread has looked; not for longer, once for each look, and not if the run is being stopped."""
         is_over = lambda: not self._is_looking or self._node.is_stopping()  # noqa: E731
-        if self._is_looking and not self._node.wait(is_over, time.monotonic() + limit_s):
+        is_due = self._is_looking and not self._is_late
+        if is_due and not self._node.wait(is_over, time.monotonic() + limit_s):
+            self._is_late = True
             text = f"{self._node.spec.host}: {_SLOW} {limit_s:.0f} s"
             self._node.outbox.send(Notice(f"{text}; it is not known what the newest checkpoint is", 0))
 
@@ -95,7 +97,9 @@ class CheckpointPart(Part):
         if self._search is None:
             return None
         self._await_look(_LAST_S if self._is_known else _FIRST_S)
-        return (self._found.text if self._found else "") if self._is_known else None
+        if self._is_late or not self._is_known:  # An attempt that has saved must not count as one that has not.
+            return None
+        return self._found.text if self._found else ""
 
     # An attempt.
 
@@ -135,7 +139,7 @@ class CheckpointPart(Part):
         since_s = time.time() - self._found.saved_ns / 1e9 if self._found else ran_s
         seen = self._seen(self._round, self._found, lost_s=round(min(ran_s, max(0.0, since_s)), 3))
         self._round = None
-        return (seen,) if self._is_known else ()
+        return (seen,) if self._is_known and not self._is_late else ()
 
     def _seen(self, round_: Round, found: Found | None, lost_s: float = -1.0) -> Report:
         from ddplaunch.features.checkpoints.records import CheckpointSeen
