@@ -14,7 +14,7 @@ from tests.support import nodes, slurm
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "bench"
 STUB_IS_ENOUGH = {
-    *("detach", "hangs", "hosts", "idle", "late_gpu_memory", "logins", "nodes"),
+    *("detach", "environments", "hangs", "hosts", "idle", "late_gpu_memory", "logins", "nodes"),
     *("output", "page", "scale", "silent_dns", "snapshot", "srun", "sync"),
 }
 """Their jobs, and they themselves, use nothing of torch."""
@@ -37,6 +37,8 @@ def why_not(name: str) -> str:
     """What is missing here for this benchmark; empty if nothing is."""
     if name == "late_gpu_memory" and not shutil.which("gcc"):
         return "no gcc"
+    if name == "environments" and not (os.geteuid() == 0 and os.path.exists("/dev/fuse")):
+        return "no FUSE"
     if name in ("hosts", "logins", "nodes", "silent_dns", "srun", "sync", "warm"):
         return nodes.why_not() or (slurm.why_not() if name == "srun" else "")
     return ""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import wheels
 from tests.support.nodes import Lab, Node
+from tests.support.processes import is_alive, wait_until
 from tests.support.runs import ROOT, Finished
-from tests.support.ssh_jobs import job
+from tests.support.ssh_jobs import job, pid_on
 
 pytestmark = pytest.mark.ssh
 
@@ -49,12 +50,15 @@ def lab(make_lab) -> Lab:
     return found
 
 
-def with_env(lab: Lab, root: Path, *arguments: str, extra: dict[str, str] | None = None, **popen: Any) -> Finished:
+def variables(root: Path) -> dict[str, str]:
+    """Of a user who has uv, the wheels in a folder, and no network."""
     path = f"{Path(wheels.uv()).parent}:{wheels.path_without_uv()}"
-    uv = {"UV_FIND_LINKS": str(root.parent / "wheels"), "UV_OFFLINE": "1"}
-    extra = {"PYTHONPATH": str(ROOT), "PATH": path, **uv, **(extra or {})}
+    return {"PYTHONPATH": str(ROOT), "PATH": path, "UV_FIND_LINKS": str(root.parent / "wheels"), "UV_OFFLINE": "1"}
+
+
+def with_env(lab: Lab, root: Path, *arguments: str, extra: dict[str, str] | None = None) -> Finished:
     options = ("--env", "requirements.txt", "--nproc-per-node", "1")
-    return job(lab, *options, *arguments, cwd=root, extra=extra, **popen).finish()
+    return job(lab, *options, *arguments, cwd=root, extra={**variables(root), **(extra or {})}).finish()
 
 
 @pytest.mark.slow
@@ -90,3 +94,48 @@ def test_a_host_without_python_gets_one_by_uv(lab: Lab, root: Path, tmp_path: Pa
     assert "made the environment" not in finished.err
     refused = with_env(lab, root, "train.py", extra={"UV_PYTHON": "3.10", "UV_PYTHON_DOWNLOADS": "never"})
     assert refused.returncode == 82
+
+
+@pytest.mark.slow
+def test_rented_machines_need_neither_code_nor_python_as_the_guide_says(lab: Lab, root: Path, tmp_path: Path):
+    for node in lab.nodes:
+        hide_python(node)
+        node.run(["mount", "-t", "tmpfs", "none", str(root)])
+    guide = (ROOT / "docs/snapshots.md").read_text()
+    (words,) = re.findall(r"^ddplaunch --hosts gpu1,gpu2 (--sync --env .*)$", guide, re.MULTILINE)
+    downloads = {"UV_PYTHON_DOWNLOADS_JSON_URL": str(wheels.python_downloads(tmp_path / "python"))}
+    extra = {**variables(root), **downloads}
+    finished = job(lab, "--nproc-per-node", "1", *words.split(), cwd=root, extra=extra).finish()
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count(" 1.0 stub ") == finished.out.count("/share/uv/python/cpython-") == 2, finished.err
+
+
+@pytest.mark.slow
+def test_hosts_where_it_fails_are_named_and_left_out_if_enough_are_left(lab: Lab, root: Path):
+    lab["node2"].run(["mount", "-o", "remount,size=40k", str(cache(lab["node2"]))])
+    extra = {"XDG_CACHE_HOME": ""}
+    failed = with_env(lab, root, "train.py", extra=extra)
+    assert failed.returncode == 82
+    assert "the environment of requirements.txt cannot be made on hosts\n" in failed.err
+    assert re.search(r"^  node2: .*No space left on device", failed.err, re.MULTILINE), failed.err
+    assert "runs" not in failed.out
+    smaller = with_env(lab, root, "--nnodes", "1:2", "train.py", extra=extra)
+    assert smaller.returncode == 0, smaller.err
+    assert "runs 0 1.0" in smaller.out
+    assert "warning: the run goes on without hosts that have no environment" in smaller.err
+
+
+def test_a_command_that_is_killed_leaves_nothing_running_on_hosts(lab: Lab, root: Path, tmp_path: Path):
+    """Here the hosts have a uv of their own, which hangs."""
+    for node in lab.nodes:
+        uv = node.folder / "home/.local/bin/uv"
+        uv.parent.mkdir(parents=True)
+        uv.write_text("#!/bin/sh\nexec sleep 300\n")
+        uv.chmod(0o755)
+    words = ("--env", "requirements.txt", "--nproc-per-node", "1", "train.py")
+    running = job(lab, *words, cwd=root, extra=variables(root))
+    asleep = [pid_on(node, "sleep 300") for node in lab.nodes]
+    running.wait_for("the environment of requirements.txt is made: node.*: uv venv")
+    running.signal(signal.SIGKILL)
+    running.finish()
+    wait_until(lambda: not any(map(is_alive, asleep)))

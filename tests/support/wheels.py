@@ -9,7 +9,10 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from tests.support.installed_stub import STUBS
 
@@ -96,3 +99,27 @@ def python_downloads(folder: Path) -> Path:
     path = folder / "downloads.json"
     path.write_text(json.dumps({f"cpython-{major}.{minor}.{patch}-linux-{machine}-{libc}": entry}))
     return path
+
+
+def repacked(folder: Path, names: Sequence[str]) -> None:
+    """Wheels of packages that are installed here, and of those that they need; without their programs."""
+    folder.mkdir(parents=True)
+    for name in {needed for each in names for needed in (each, *_needed_by(each))}:
+        found = metadata.distribution(name)
+        files = [file for file in found.files or () if ".." not in file.parts and "__pycache__" not in file.parts]
+        stem = next(file.parts[0] for file in files if file.parts[0].endswith(".dist-info")).removesuffix(".dist-info")
+        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as archive:
+            for file in files:
+                if file.name != "RECORD":
+                    archive.write(str(found.locate_file(file)), str(file))
+            record = "".join(f"{file},,\n" for file in files)
+            archive.writestr(f"{stem}.dist-info/RECORD", record)
+
+
+def _needed_by(name: str) -> set[str]:
+    """The packages that an installed one needs here, directly and through others."""
+    found: set[str] = set()
+    for requirement in map(Requirement, metadata.requires(name) or ()):
+        if not requirement.marker or requirement.marker.evaluate({"extra": ""}):
+            found |= {requirement.name, *_needed_by(requirement.name)}
+    return found
