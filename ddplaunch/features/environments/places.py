@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -29,10 +30,16 @@ from ddplaunch.text import quote
 if TYPE_CHECKING:
     from ddplaunch.features.environments.queries import MakeEnvironment
 
+LOCAL = "/var/tmp"
+"""A folder on the machine's own disk, which outlasts a reboot; anybody may write in it."""
+
 _FOLDER, _FILES = "environments", "files"
 _KEPT_S = 30 * 86400.0
 _KEPT_HALF_MADE_S = 86400.0
 _OTHERS_WRITE = 0o022
+
+_parts: dict[str, tuple[str, int]] = {}
+"""By path, what has arrived in this process of files that are not complete."""
 
 
 def base_folder(given: str) -> str:
@@ -42,7 +49,7 @@ def base_folder(given: str) -> str:
         LaunchError: there is none, or others can write in it.
     """
     uid = os.getuid()
-    local = f"/var/tmp/ddplaunch-{uid}"
+    local = os.path.join(LOCAL, f"ddplaunch-{uid}")
     if given:
         return _own(os.path.join(os.path.abspath(os.path.expanduser(given)), f"ddplaunch-{uid}"))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -156,34 +163,54 @@ def file_path(base: str, file: OfferedFile) -> str:
 
 
 def wanted(base: str, file: OfferedFile) -> WantedFile | None:
-    """What is missing of a file; None: it is here, and is not deleted soon."""
+    """What is missing of a file; None: it is here, and is not deleted soon.
+
+    Raises:
+        OSError: no file can be made.
+    """
     path = file_path(base, file)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     if os.path.exists(path):
         os.utime(path)
         return None
-    with contextlib.suppress(FileNotFoundError):
-        have = os.stat(f"{path}.part").st_size
-        return WantedFile(file.hash, have if have < file.nbytes else 0)
-    return WantedFile(file.hash, 0)
+    have = os.fstat(_part(path)[1]).st_size
+    return WantedFile(file.hash, have if have < file.nbytes else 0)
 
 
-def keep(base: str, part: PutFilePart) -> None:
+def _part(path: str) -> tuple[str, int]:
+    """Where this process writes what has arrived of the file ``path``: a path, and its descriptor.
+
+    Hosts may share the folder, and other agents may run on this one: each writes a file of its own. That of the last
+    transfer to this host which was cut off is continued, unless another process has it.
+    """
+    host, pid = os.uname().nodename.replace("/", "_"), os.getpid()
+    for part in (f"{path}.{host}.part", f"{path}.{host}.{pid}.part"):
+        if path in _parts:
+            break
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _parts[path] = part, fd
+        except BlockingIOError:
+            os.close(fd)
+    return _parts[path]
+
+
+def keep(base: str, received: PutFilePart) -> None:
     """Write the part; a file that is complete gets its name.
 
     Raises:
         OSError: no room on the disk.
     """
-    path = os.path.join(base, _FILES, part.hash)
-    fd = os.open(f"{path}.part", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
-    with open(fd, "wb") as file:
-        file.seek(part.offset)
-        file.write(base64.b64decode(part.data)[:PART_BYTES])
-        file.flush()
-        if file.tell() < part.size:
-            return
+    path = os.path.join(base, _FILES, received.hash)
+    part, fd = _part(path)
+    data = base64.b64decode(received.data)[:PART_BYTES]
+    if os.pwrite(fd, data, received.offset) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), part)
+    if received.offset + len(data) >= received.size:
         os.fsync(fd)
-    os.replace(f"{path}.part", path)
+        os.replace(part, path)
+        os.close(_parts.pop(path)[1])
 
 
 def write(folder: str, files: dict[str, str]) -> None:
