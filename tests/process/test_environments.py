@@ -214,3 +214,11 @@ def test_a_full_disk_is_one_message(root: Path, tmp_path: Path):
     assert failed.returncode == 82
     assert "No space left on device" in failed.err
     assert "Traceback" not in failed.err
+
+
+def test_a_plan_makes_nothing_and_the_variable_of_the_folder_alone_has_no_effect(root: Path):
+    planned = with_env(root, "requirements.txt", "--plan", "train.py")
+    assert "'<Python of requirements.txt>' -u train.py" in planned.out
+    assert not (root.parent / "cache").exists()
+    (root / "train.py").write_text("print('runs')")
+    assert run("train.py", env={"DDPLAUNCH_ENV_DIR": "/x"}, cwd=root).out == "runs\n"

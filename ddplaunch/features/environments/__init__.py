@@ -18,6 +18,7 @@ def rows() -> tuple[object, ...]:
     from ddplaunch.rows import Condition, Option
 
     only = (Condition("with --env", lambda config: bool(config.env)),)
+    by_variable = (Condition("with --env", lambda config: bool(config.env), is_error=False),)
     return (
         Option(
             "--env",
@@ -52,7 +53,7 @@ def rows() -> tuple[object, ...]:
             "With --env: folder for environments on each host. Default: ~/.cache, or /var/tmp if that is shared.",
             sets="env_dir",
             variable="DDPLAUNCH_ENV_DIR",
-            only=only,
+            only=by_variable,
             completes="folder",
             heading="Workers",
         ),

@@ -20,7 +20,8 @@ from ddplaunch.errors import LaunchError, OptionError, UsageError
 from ddplaunch.features.environments import hosts, make
 from ddplaunch.features.environments.queries import MakeEnvironment, OfferedFile
 from ddplaunch.launcher import setup
-from ddplaunch.text import quote
+from ddplaunch.system.files import kept_files
+from ddplaunch.text import quote, size
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
@@ -147,11 +148,13 @@ def _files(path: str) -> tuple[str, dict[str, str]]:
 
 def _text(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read(_MAX_BYTES)
+        with kept_files.open_regular(path) as file:
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise OptionError("--env", path, str(error.strerror)) from None
-    return text
+    if len(data) > _MAX_BYTES:
+        raise OptionError("--env", path, f"is larger than {size(_MAX_BYTES)}")
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _with_included(path: str, seen: tuple[str, ...] = ()) -> dict[str, str]:

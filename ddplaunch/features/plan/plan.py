@@ -165,9 +165,18 @@ def _node(
         start = remote_start.agent_start(config, index, RUN_ID)
         row = transports.row(config.remote.transport)
         transport: type[Transport] = load(row.class_path)
-        node = replace(node, python=start.python, directory=start.cwd, setup=start.setup, way=row.way)
+        node = replace(node, python=_python(config, start.python), directory=start.cwd, setup=start.setup, way=row.way)
         return replace(node, reached=_address(config, index), command=transport.command(config, index))
-    return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
+    return (
+        node
+        if config.dry_run and config.max_nodes > 1
+        else replace(node, command=COMMAND, python=_python(config, sys.executable))
+    )
+
+
+def _python(config: LaunchConfig, named: str) -> str:
+    """The interpreter, as far as it is known before the start."""
+    return f"<Python of {config.env}>" if config.env else named
 
 
 def _starts(config: LaunchConfig) -> str:
@@ -197,7 +206,8 @@ def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:
     script = (program.path, *argument, *masked(program.args))
     if program.entry == "program":
         return script
-    python = config.python or (config.remote.python if config.hosts else None) or sys.executable
+    named = (config.remote.python if config.hosts else None) or sys.executable
+    python = config.python or _python(config, named)
     return (python, "-u", *(("-m",) if program.entry == "module" else ()), *script)
 
 
