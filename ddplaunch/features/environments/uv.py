@@ -57,6 +57,8 @@ def prepare(folder: str, order: MakeEnvironment, wheels: Mapping[str, str], base
 def _environ(folder: str, order: MakeEnvironment, base: str) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_UV} | order.variables
     env["NO_COLOR"] = "1"
+    # Python may not write it at the first import: many containers set PYTHONDONTWRITEBYTECODE.
+    env.setdefault("UV_COMPILE_BYTECODE", "1")
     home = os.path.expanduser("~")
     if (
         "UV_CACHE_DIR" not in env
