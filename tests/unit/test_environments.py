@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.features.environments import choice, places
+from ddplaunch.features.environments import choice, make, places
 from ddplaunch.features.environments.queries import MakeEnvironment, OfferedFile, PutFilePart
 from ddplaunch.system import procfs
+from tests.support import wheels
 
 
 @pytest.fixture
@@ -121,3 +123,23 @@ def test_on_a_shared_home_environments_are_on_the_machines_own_disk(tmp_path: Pa
     monkeypatch.setattr(procfs, "mount_of", lambda path: ("nfs4", "/"))
     monkeypatch.setattr(places, "LOCAL", str(tmp_path / "var"))
     assert places.base_folder("") == f"{tmp_path}/var/ddplaunch-{os.getuid()}"
+
+
+def test_a_script_that_chooses_a_uv_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (shim := tmp_path / "uv").write_text("#!/bin/sh\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert choice._own_uv() == os.path.realpath(wheels.uv())
+
+
+def test_a_uv_that_does_not_run_is_named_and_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", wheels.path_without_uv())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    uv = OfferedFile("1" * 64, 4)
+    (tmp_path / "r.txt").write_text("torch\n")
+    asked = replace(order(tmp_path / "r.txt"), uv=uv, folder=str(tmp_path))
+    assert make.make(asked, {}, print).wanted[0].hash == uv.hash
+    base = places.base_folder(str(tmp_path))
+    places.keep(base, PutFilePart(uv.hash, 0, 4, base64.b64encode(b"\x7fELF").decode()))
+    assert "the launcher's uv does not run here: " in make.make(asked, {}, print).problem
+    assert make.make(asked, {}, print).wanted[0].hash == uv.hash

@@ -5,6 +5,7 @@ Runs in the process of the command, before the run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -197,13 +198,18 @@ def _user_settings() -> str:
 
 
 def _own_uv() -> str:
-    """The uv of this machine: in PATH, or of the package of this name; empty: there is none."""
-    if path := shutil.which("uv"):
-        return os.path.realpath(path)
-    try:
-        return str(import_module("uv").find_uv_bin())
-    except (ImportError, OSError):  # Not installed, or without the program.
-        return ""
+    """The uv of this machine: in PATH, or of the package of this name; empty: there is none that can be sent."""
+    found = [shutil.which("uv") or ""]
+    with contextlib.suppress(ImportError, OSError):  # Not installed, or without the program.
+        found.append(str(import_module("uv").find_uv_bin()))
+    return next((os.path.realpath(path) for path in found if path and _is_program(path)), "")
+
+
+def _is_program(path: str) -> bool:
+    """Whether it is no script, as those that choose one of several versions."""
+    with contextlib.suppress(OSError), kept_files.open_regular(path) as file:
+        return file.read(4) == b"\x7fELF"
+    return False
 
 
 def _wheels(folder: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ import os
 import platform
 import selectors
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -185,4 +186,11 @@ def _uv(order: MakeEnvironment, base: str, own: Mapping[str, str]) -> str:
     if order.machine != machine:
         message = f"uv is missing, and that of the launcher's machine is for {order.machine}, not for {machine}"
         raise LaunchError(message, "Install uv there.")
-    return _path_of(order.uv, base, own)
+    path = _path_of(order.uv, base, own)
+    try:
+        subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    except (OSError, subprocess.SubprocessError) as error:  # It is for another libc, or damaged: it is sent again.
+        if path not in own.values():
+            os.unlink(path)
+        raise LaunchError(f"the launcher's uv does not run here: {_words(error)}", "Install uv there.") from None
+    return path
