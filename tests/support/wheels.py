@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.support.installed_stub import STUBS
@@ -41,9 +42,7 @@ def torch_wheel(folder: Path) -> Path:
 
 def uv() -> str:
     """The uv of the tests; the tests' own PATH need not have it."""
-    from uv import find_uv_bin
-
-    return str(find_uv_bin())
+    return str(pytest.importorskip("uv").find_uv_bin())
 
 
 def path_without_uv() -> str:
