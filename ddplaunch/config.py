@@ -111,6 +111,7 @@ class OutputConfig:
             Empty: bytes are shown as they were written.
         page: make run.html in the run folder, while the run goes on and at its end.
         events: ``console`` writes torchrun's events as JSON lines.
+        nccl_report: say which network NCCL has chosen; also without it, if NCCL_DEBUG is INFO.
         samples: agents take usage samples, which the launcher writes to the run folder.
         metrics_file: file that the launcher writes every 10 s, in Prometheus' text format; None: none.
         verbosity: -1 quiet, 0 normal, 1 verbose.
@@ -128,6 +129,7 @@ class OutputConfig:
     line_prefix: str | None = None
     page: bool = True
     events: Literal["null", "console"] = "null"
+    nccl_report: bool = False
     samples: bool = True
     metrics_file: str | None = None
     verbosity: int = 0

@@ -87,6 +87,7 @@ FEATURES = (
     Feature("gpus", ("agent",), declares=False),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus", "runs")),
     Feature("health", ("launcher", "agent", "records"), needs=("gpus",), early_if=("hosts",)),
+    Feature("nccl", ("launcher", "agent"), needs=("health",)),
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps", "runs")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("debug", ("launcher", "agent", "worker", "records"), early_if=("workers.debug_on_error",)),

@@ -64,7 +64,7 @@ NAMES: dict[str, str] = {
     "TORCHINDUCTOR_COMPILE_THREADS": "as OMP_NUM_THREADS, but at most 32: processes with which a worker compiles",
     "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc, --virtual-local-rank; AMD: HIP_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME": "with several nodes: the network interface between them, unless set",
-    "NCCL_SOCKET_IFNAME": "with --interface or --local-addr: the network interface between the nodes, unless set",
+    "NCCL_SOCKET_IFNAME": "with --interface or --local-addr that one; else those that lead to other nodes; unless set",
     "NCCL_RAS_ADDR": "with GPUs of NVIDIA: 127.0.0.1 and a port of this run, unless set or NCCL_RAS_ENABLE is 0",
     "RES_OPTIONS": "`timeout:1 attempts:1` if no name server answers for the address in MASTER_ADDR, unless set",
     RUN_ID: "identifies the processes of the run on this node: run tag and, with several nodes, the node's number",

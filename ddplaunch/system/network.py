@@ -141,6 +141,11 @@ def own_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(usable, key=lambda address: (is_bridge[address], ":" in address and len(by_ssh) < 4)))
 
 
+def interfaces() -> tuple[str, ...]:
+    """The network interfaces that have an address and are up, in the kernel's order."""
+    return tuple(name for name in dict.fromkeys(name for name, _ in _addresses()) if _is_up(name))
+
+
 def address_of(host: str, interface: str) -> str:
     """Address of a network interface of this machine, named ``host`` in errors; IPv4 before IPv6.
 

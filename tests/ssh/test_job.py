@@ -57,6 +57,33 @@ def test_workers_get_the_interface_by_which_nodes_reach_each_other_and_what_is_f
         assert "NCCL_SOCKET_IFNAME" not in environ
 
 
+def test_nccl_is_kept_off_a_bridge_that_leads_to_no_other_node(make_lab):
+    """Both nodes have one of that name and address, as libvirt makes; a setting of the user stays."""
+    lab = make_lab(2)
+    for name in ("node1", "node2"):
+        for words in (
+            "link add virbr0 type bridge",
+            "link add vnet0 type veth peer name vnet1",
+            "link set vnet0 addrgenmode none",
+            "link set vnet1 addrgenmode none",
+            "link set vnet1 up",
+            "link set vnet0 master virbr0 up",
+            "link set virbr0 up",
+            "addr add 192.168.122.1/24 dev virbr0",
+        ):
+            lab[name].run(["ip", *words.split()])
+    code = "import os; print('NCCL', os.environ.get('NCCL_SOCKET_IFNAME'), os.environ['GLOO_SOCKET_IFNAME'])"
+    program = ("-x", "CUDA_VISIBLE_DEVICES=0", "--no-python", sys.executable, "-c", code)
+    finished = job(lab, *program).finish()
+    assert finished.returncode == 0, finished.err
+    assert sorted(line.split("NCCL ")[1] for line in finished.out.splitlines()) == ["=eth0 eth0"] * 2
+    said = "NCCL would also use virbr0, which does not lead to other nodes: NCCL_SOCKET_IFNAME==eth0"
+    assert all(f"{name}: {said}" in finished.err for name in ("node1", "node2")), finished.err
+    finished = job(lab, "-x", "NCCL_SOCKET_IFNAME=virbr0", *program).finish()
+    assert finished.out.count("NCCL virbr0 eth0") == 2
+    assert "NCCL would" not in finished.err
+
+
 def test_a_named_interface_is_the_one_that_workers_use(make_lab):
     lab = make_lab(2)
     code = "import os; print('ENV', os.environ['NCCL_SOCKET_IFNAME'], os.environ['MASTER_ADDR'])"
