@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -20,12 +19,6 @@ STATE, PARENT, GROUP, SESSION, FLAGS, STARTED = 0, 1, 2, 3, 6, 19
 
 _EXITING = 0x4
 """PF_EXITING of the kernel's include/linux/sched.h: set before a dying process closes its files."""
-
-_SHARED_KINDS = (
-    *("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "9p", "glusterfs", "afs", "virtiofs"),
-    *("wekafs", "fuse"),
-)
-_LOCAL_FUSE = ("fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.ext2", "fuse.ntfs-3g")
 
 BLOCKED_STATES = {
     "T": "suspended by a signal",
@@ -120,27 +113,6 @@ def open_files(pid: int | str) -> Iterator[str]:
 def pids() -> list[int]:
     """All processes of this machine that are visible here."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-
-
-def mount_of(path: str) -> tuple[str, str]:
-    """Kind and mount point of the file system of ``path``, which is not touched; two empty texts without /proc.
-
-    What a link in ``path`` leads to is not looked at.
-    """
-    lines = (line.split() for line in read("/proc/self/mounts").splitlines())
-    mounts = {_unescaped(line[1]): line[2].decode() for line in lines}
-    while path not in mounts and path != os.path.dirname(path):
-        path = os.path.dirname(path)
-    return (mounts[path], path) if path in mounts else ("", "")
-
-
-def _unescaped(field: bytes) -> str:
-    return os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), field))
-
-
-def is_shared(kind: str) -> bool:
-    """Whether a file system of this kind is one that other machines use too, over a network."""
-    return kind in _SHARED_KINDS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
 
 
 def own_pids() -> Iterator[int]:

@@ -11,9 +11,9 @@ import pytest
 
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.features import mounts
 from ddplaunch.features.environments import choice, make, places
 from ddplaunch.features.environments.queries import MakeEnvironment, OfferedFile, PutFilePart
-from ddplaunch.system import procfs
 from tests.support import wheels
 
 
@@ -114,13 +114,13 @@ def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path):
     ],
 )
 def test_file_systems_that_other_machines_use(kind: str, is_shared: bool):
-    assert procfs.is_shared(kind) == is_shared
+    assert mounts.is_shared(kind) == is_shared
 
 
 def test_on_a_shared_home_environments_are_on_the_machines_own_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert places.base_folder("") == f"{tmp_path}/ddplaunch"
-    monkeypatch.setattr(procfs, "mount_of", lambda path: ("nfs4", "/"))
+    monkeypatch.setattr(mounts, "mount_of", lambda path: ("nfs4", "/"))
     monkeypatch.setattr(places, "LOCAL", str(tmp_path / "var"))
     assert places.base_folder("") == f"{tmp_path}/var/ddplaunch-{os.getuid()}"
 

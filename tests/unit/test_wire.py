@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from ddplaunch import features
 from ddplaunch.features.hangs.records import Calls, CollectiveCall, FlightRecord
+from ddplaunch.features.remote.arrivals import Arrivals
 from ddplaunch.features.slow_ranks import records as collectives
 from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
-from ddplaunch.protocol.arrivals import Arrivals
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,

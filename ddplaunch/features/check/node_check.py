@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent.workers import start_plan
+from ddplaunch.features import mounts
 from ddplaunch.features.check.queries import (
     IMPORTS_S,
     ConnectResults,
@@ -198,7 +199,7 @@ def _import_torch(python: str) -> ImportTimes:
 
 def _file_system(path: str) -> str:
     """Kind and mount point of the file system of ``path``; empty without /proc."""
-    return quote(" at ".join(filter(None, procfs.mount_of(os.path.realpath(path)))))
+    return quote(" at ".join(filter(None, mounts.mount_of(os.path.realpath(path)))))
 
 
 def _free_bytes(folder: str) -> int | None:

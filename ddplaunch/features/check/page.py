@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ddplaunch.cluster.hosts import fold
+from ddplaunch.features import mounts
 from ddplaunch.features.check.queries import ImportTimes, NodeReport
 from ddplaunch.features.health import findings
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system import procfs
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
 from ddplaunch.text import grouped, median, plural, size, table
 
@@ -160,7 +160,7 @@ def _slow_imports(nodes: Sequence[CheckedNode]) -> Iterator[str]:
 
 def _is_shared(file_system: str) -> bool:
     """Whether other machines use it too, by its kind."""
-    return procfs.is_shared(file_system.partition(" ")[0])
+    return mounts.is_shared(file_system.partition(" ")[0])
 
 
 def _bits(bytes_per_s: float) -> str:

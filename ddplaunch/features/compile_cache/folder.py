@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ddplaunch.features import mounts
 from ddplaunch.system import devices, procfs
 
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "overlay")
@@ -47,11 +48,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, st
 
 
 def _is_usable(place: str, own: tuple[str, ...], *, create: bool) -> bool:
-    if procfs.mount_of(place)[0] not in _LOCAL:  # Before anything is touched: an NFS server may not answer.
+    if mounts.mount_of(place)[0] not in _LOCAL:  # Before anything is touched: an NFS server may not answer.
         return False
     with contextlib.suppress(OSError):
         place = os.path.realpath(place)
-        return procfs.mount_of(place)[0] in _LOCAL and _has_space(place) and is_safe(place, own, create=create)
+        return mounts.mount_of(place)[0] in _LOCAL and _has_space(place) and is_safe(place, own, create=create)
     return False
 
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.features import mounts
 from ddplaunch.features.environments.queries import MARKER, PART_BYTES, OfferedFile, PutFilePart, WantedFile
-from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
@@ -54,7 +54,7 @@ def base_folder(given: str) -> str:
         return _own(os.path.join(os.path.abspath(os.path.expanduser(given)), f"ddplaunch-{uid}"))
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = os.path.join(cache, "ddplaunch")
-    if os.path.isabs(folder) and not procfs.is_shared(procfs.mount_of(os.path.realpath(cache))[0]):
+    if os.path.isabs(folder) and not mounts.is_shared(mounts.mount_of(os.path.realpath(cache))[0]):
         with contextlib.suppress(OSError):  # A home that is read-only, or missing.
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if os.access(folder, os.W_OK):

@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.features import mounts
 from ddplaunch.features.environments import places
 from ddplaunch.features.environments.queries import MAX_PACKAGES, EnvironmentAnswer, MakeEnvironment
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
-from ddplaunch.system import linux, procfs
+from ddplaunch.system import linux
 from ddplaunch.text import quote
 
 _SAID_LINES = 12
@@ -63,7 +64,7 @@ def _environ(folder: str, order: MakeEnvironment, base: str) -> dict[str, str]:
     if (
         "UV_CACHE_DIR" not in env
         and not base.startswith(f"{home}/")
-        and procfs.is_shared(procfs.mount_of(os.path.realpath(home))[0])
+        and mounts.is_shared(mounts.mount_of(os.path.realpath(home))[0])
     ):
         env["UV_CACHE_DIR"] = f"{base}/uv"  # On one disk with the environments: their files are links to it.
     config = env.get("XDG_CONFIG_HOME") or f"{home}/.config"

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import caller, package, remote_start
+from ddplaunch.features.remote.arrivals import Arrivals
 from ddplaunch.features.remote.io_thread import READ_BYTES, Connection, IoThread, Lines
 from ddplaunch.features.remote.relay import ERRORS, RECORDS, proof
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.arrivals import Arrivals
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import network
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NodeFacts, Post, WriteOutput, late_types
