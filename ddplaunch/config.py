@@ -52,7 +52,8 @@ class WorkerConfig:
 
     Attributes:
         nproc_per_node: workers per node, or ``auto``, ``cpu``, ``gpu``, ``xpu``; None: one per GPU, 1 without GPUs.
-        gpus: ids of the devices that workers may use; None: all that CUDA_VISIBLE_DEVICES allows.
+        gpus: ids of the devices that workers may use, or ``free:N`` or ``free``; None: all that CUDA_VISIBLE_DEVICES
+            allows.
         gpus_per_proc: devices that each worker sees; 0: every worker sees all devices of the node, as with torchrun.
         virtual_local_rank: each worker sees one device, and LOCAL_RANK is 0.
         pass_local_rank: the script gets the argument ``--local-rank=N``.

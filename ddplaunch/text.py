@@ -31,6 +31,9 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 864
 DEVICE_ID = r"(?:[0-9]{1,5}|(?:GPU|MIG)-[0-9A-Za-z/-]+)"
 """Regular expression for a GPU's index or UUID, as CUDA_VISIBLE_DEVICES takes them."""
 
+FREE_GPUS = r"free(?::([1-9][0-9]{0,2}))?"
+"""Regular expression for GPUs that nobody uses: ``free:2``, or ``free``."""
+
 
 def escape(text: str) -> str:
     """``text`` with all control characters except line ends and tabs escaped: it cannot steer the terminal."""
@@ -175,6 +178,12 @@ def elapsed(duration_s: float) -> str:
 def is_device_id(text: str) -> bool:
     """Whether ``text`` can be the index or UUID of a GPU."""
     return bool(re.fullmatch(DEVICE_ID, text))
+
+
+def free_gpus(gpus: Sequence[str] | None) -> int | None:
+    """How many GPUs ``--gpus free:2`` wants that nobody uses; 0 for ``free`` alone; None for ids, or without any."""
+    found = re.fullmatch(FREE_GPUS, gpus[0]) if gpus else None
+    return int(found[1] or 0) if found else None
 
 
 def grouped(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:

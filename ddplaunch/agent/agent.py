@@ -67,11 +67,11 @@ class Agent(NodeServices):
         Raises:
             LaunchError: the workers cannot run on this node with these settings.
         """
-        self.spec = self._agreed_spec = spec  # The second will have what the nodes agree on.
         self.outbox, self._mailbox, self.post = outbox, mailbox, mailbox.post
         # First: a driver that does not answer delays both this and the placement, at the same time.
         self.begun = parts.begin(spec, mailbox.post)
         start_plan.check_program(spec.program, spec.host, os.environ.get("PATH", os.defpath))
+        self.spec = self._agreed_spec = spec = parts.with_devices(spec, self.begun)
         plan = choose_start(spec, os.environ, script_file.is_plain)
         self.placement = start_plan.place_workers(spec, os.environ)
         open_files = limits.raise_limit_for_workers(spec.host, self.placement.local_world_size)

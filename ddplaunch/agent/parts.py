@@ -195,6 +195,18 @@ def begin(spec: AgentSpec, post: Callable[[object], None]) -> dict[str, Any]:
     return {_feature_of(module): module.begin(spec, post) for module in modules}
 
 
+def with_devices(spec: AgentSpec, begun: Mapping[str, Any]) -> AgentSpec:
+    """``spec`` with the devices that features choose; ``begun`` is what ``begin`` has returned.
+
+    Raises:
+        LaunchError: they cannot be chosen.
+    """
+    for module in features.modules("agent"):
+        if hasattr(module, "with_devices"):
+            spec = module.with_devices(spec, begun[_feature_of(module)])
+    return spec
+
+
 def load(node: NodeServices) -> tuple[Part, ...]:
     """All parts of an agent. A feature that only begins something ahead has none."""
     return tuple(_part(module, node) for module in features.modules("agent") if hasattr(module, "part"))

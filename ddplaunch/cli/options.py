@@ -138,7 +138,8 @@ _OF_CORE: dict[str, tuple[Option, ...]] = {
         Option(
             "--gpus",
             "2,4,7",
-            "GPUs to use. Default: CUDA_VISIBLE_DEVICES, or all.",
+            "GPUs to use; free:2: two that nobody uses; free: as many as the workers need. Default: "
+            "CUDA_VISIBLE_DEVICES, or all.",
             short="GPUs to use; default: all",
             sets="workers.gpus",
             parse=values.parse_gpus,

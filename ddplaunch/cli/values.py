@@ -11,7 +11,7 @@ import signal
 
 from ddplaunch.config import StartMethod, Streams
 from ddplaunch.errors import OptionError, UsageError
-from ddplaunch.text import DEVICE_ID, quote
+from ddplaunch.text import DEVICE_ID, FREE_GPUS, quote
 
 
 def parse_nproc(text: str, _option: str = "") -> int | str:
@@ -116,12 +116,14 @@ def parse_names(text: str, option: str, pattern: str, what: str) -> tuple[str, .
 
 
 def parse_gpus(text: str, option: str) -> tuple[str, ...]:
-    """Device ids as in CUDA_VISIBLE_DEVICES: numbers, or UUIDs of GPUs and MIG slices.
+    """Device ids as in CUDA_VISIBLE_DEVICES: numbers, or UUIDs of GPUs and MIG slices; or ``free``, ``free:2``.
 
     Raises:
         OptionError: anything else, none, or one named twice.
     """
-    return parse_names(text, option, DEVICE_ID, "device ids like 2,4,7")
+    if re.fullmatch(FREE_GPUS, text.strip()):
+        return (text.strip(),)
+    return parse_names(text, option, DEVICE_ID, "device ids like 2,4,7, or free:2")
 
 
 def parse_preload(text: str, option: str) -> tuple[str, ...]:

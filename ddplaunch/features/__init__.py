@@ -31,8 +31,8 @@ class Feature(NamedTuple):
     have, and ``shown_variables`` of these: the lines for ``-v``.
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
-    ``agent``: ``part(node)`` returns its part of an agent, and ``begin``, if it has one, begins something ahead; see
-    ``agent.parts``.
+    ``agent``: ``part(node)`` returns its part of an agent; ``begin``, if it has one, begins something ahead, and
+    ``with_devices(spec, begun)`` chooses devices; see ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
     ``after_end``: in an agent that has a text of the feature, see ``texts``: ``act`` is called after the agent has
     sent AgentEnded.
@@ -86,6 +86,7 @@ FEATURES = (
     Feature("ps", ("queries",), needs=("runs",)),
     Feature("gpus", ("agent",), declares=False),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus", "runs")),
+    Feature("free_gpus", ("agent",), needs=("gpus", "health"), early_if=("workers.gpus",), declares=False),
     Feature("health", ("launcher", "agent", "records"), needs=("gpus",), early_if=("hosts",)),
     Feature("nccl", ("launcher", "agent"), needs=("health",)),
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps", "runs")),

@@ -60,6 +60,21 @@ def gpu_pci_addresses(root: str = "/") -> tuple[str, ...]:
     return _nvidia_addresses(root) or _amd_addresses(root)
 
 
+def pci_address(device: str, root: str = "/") -> str:
+    """PCI address of the GPU with this id; a UUID may be shortened, as for CUDA.
+
+    Raises:
+        ValueError: no such GPU, or an id that the driver's files do not contain (MIG, AMD's UUIDs).
+    """
+    by_index = {str(index): address for index, address in enumerate(gpu_pci_addresses(root))}
+    found = [
+        a for index, a in by_index.items() if device == index or driver_field(a, "GPU UUID", root).startswith(device)
+    ]
+    if len(found) != 1:
+        raise ValueError(f"the PCI address of GPU {device} is not known")
+    return found[0]
+
+
 def visible_models(visible: tuple[str, ...] | None, root: str = "/") -> tuple[str, ...]:
     """Models of the devices that ``visible_devices`` returned, from the drivers' files alone, which costs little.
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.numa.cpus import auto, cpus_for, far_gpus, kept, pci_address
+from ddplaunch.features.numa.cpus import auto, cpus_for, far_gpus, kept
 from ddplaunch.system import linux
+from ddplaunch.system.devices import pci_address
 from ddplaunch.text import fold_ints
 from tests.support import golden
 from tests.unit.test_devices import nvidia_node

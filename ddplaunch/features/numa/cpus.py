@@ -43,7 +43,7 @@ def of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> 
         raise ValueError(
             f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
         )
-    addresses = tuple(pci_address(visible[i * per_worker]) for i in range(nproc))
+    addresses = tuple(devices.pci_address(visible[i * per_worker]) for i in range(nproc))
     allowed = frozenset(os.sched_getaffinity(0))
     nodes = memory_nodes(addresses)
     return tuple((cpus_for(mode, i, addresses, allowed), nodes[i]) for i in range(nproc))
@@ -61,7 +61,7 @@ def auto(
         with_cpus = _cpu_list(sys / "devices/system/node/has_cpu")
         if len(with_cpus) < 2 or len(gpus) < nproc:
             return ()
-        addresses = tuple(pci_address(gpu, root) for gpu in gpus)
+        addresses = tuple(devices.pci_address(gpu, root) for gpu in gpus)
         nodes = [_number(sys / "bus/pci/devices" / address / "numa_node") for address in addresses]
         if min(nodes) < 0:  # The firmware does not say it.
             return ()
@@ -101,7 +101,7 @@ def far_gpus(gpus: tuple[str, ...], root: str = "/", allowed: frozenset[int] | N
     far = dict[str, int]()
     for gpu in gpus:
         with contextlib.suppress(ValueError):
-            node = _number(sys / "bus/pci/devices" / pci_address(gpu, root) / "numa_node")
+            node = _number(sys / "bus/pci/devices" / devices.pci_address(gpu, root) / "numa_node")
             near = _node_cpus(node, sys) if node >= 0 else frozenset()
             if near and not near & allowed:
                 far[gpu] = node
@@ -122,23 +122,6 @@ def kept(environ: Mapping[str, str], root: str = "/", allowed: frozenset[int] | 
             by = f"SLURM_CPU_BIND={quote(slurm, 60)}" if slurm else "a scheduler, a cgroup or taskset"
             return f"{by} has chosen CPUs {fold_ints(allowed)}"
     return ""
-
-
-def pci_address(device: str, root: str = "/") -> str:
-    """PCI address of the GPU with this id; a UUID may be shortened, as for CUDA.
-
-    Raises:
-        ValueError: no such GPU, or an id that the driver's files do not contain (MIG, AMD's UUIDs).
-    """
-    by_index = {str(index): address for index, address in enumerate(devices.gpu_pci_addresses(root))}
-    found = [
-        a
-        for index, a in by_index.items()
-        if device == index or devices.driver_field(a, "GPU UUID", root).startswith(device)
-    ]
-    if len(found) != 1:
-        raise ValueError(f"the PCI address of GPU {device} is not known")
-    return found[0]
 
 
 def cpus_for(

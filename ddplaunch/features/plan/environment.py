@@ -17,6 +17,7 @@ from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment, script_request
 from ddplaunch.protocol.results import Round
 from ddplaunch.system import devices
+from ddplaunch.text import free_gpus
 from ddplaunch.transport.handle import node_tag
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ def inherited_environ(config: LaunchConfig) -> Mapping[str, str]:
 def known_gpus(spec: AgentSpec, config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """The devices that the node's workers may use; None if only the node can list them."""
     if spec.workers.gpus is not None:
-        return spec.workers.gpus
+        count = free_gpus(spec.workers.gpus)
+        return spec.workers.gpus if count is None else tuple(f"<free GPU {i + 1}>" for i in range(count)) or None
     if config.dry_run:
         return ()
     hides = any(name.endswith("_VISIBLE_DEVICES") for name in environ)
@@ -180,7 +182,7 @@ def gpus_of_worker(spec: AgentSpec, gpus: tuple[str, ...] | None, local_rank: in
     """The value of CUDA_VISIBLE_DEVICES for a worker; None where it is not changed."""
     count = 1 if spec.workers.virtual_local_rank else spec.workers.gpus_per_proc
     if not count:
-        return ",".join(spec.workers.gpus) if spec.workers.gpus else None
+        return ",".join(gpus or ("<all free GPUs>",)) if spec.workers.gpus else None
     if gpus is None:
         last = local_rank * count + count - 1
         return f"<{_ordinals(local_rank * count, last)} of the node's GPUs>"

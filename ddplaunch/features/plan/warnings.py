@@ -69,8 +69,8 @@ def _few_devices(nodes: Sequence[NodePlan], specs: Sequence[AgentSpec]) -> Itera
             needs = f"{plural(node.workers, 'worker')} need{'s' * (node.workers == 1)} {needed}"
             yield f"the run will not start: on {node.host} {needs}, and {len(node.gpus)} can be used"
             return
-        if spec.workers.gpus and node.workers and node.workers > len(spec.workers.gpus) and not per_worker:
-            first = len(spec.workers.gpus)
+        if spec.workers.gpus and node.gpus and node.workers and node.workers > len(node.gpus) and not per_worker:
+            first = len(node.gpus)
             few = f"{node.workers} workers see {plural(first, 'GPU')}"
             yield f"on {node.host} {few}: local rank {first} has no cuda:{first}"
             return
