@@ -74,6 +74,7 @@ def leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     monkeypatch.setenv("DDPLAUNCH_TEST_MARK", mark)
     monkeypatch.setenv("DDPLAUNCH_PAGE", "off")  # But where a page is the subject: each costs some tenths of a second.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("DDPLAUNCH_LOCK_DIR", str(tmp_path / "gpu-locks"))  # Fake GPUs of other tests are not these.
     for name in [name for name in os.environ if any(fnmatchcase(name, pattern) for pattern in _CLEARED)]:
         monkeypatch.delenv(name)
     started_before = _started

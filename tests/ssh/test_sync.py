@@ -360,9 +360,10 @@ def test_a_host_that_gives_code_and_is_lost_is_replaced_by_the_launcher(
 ):
     """The first host gives the code to the others over a slow link; then its agent dies, or it is silent."""
     lab, path = few
+    for node in lab.nodes:  # Before the start: a host would have given all before a later command takes effect.
+        node.slow_down(0.05, 8e6)
     running = begin(lab, root, "--nnodes", "1:4", "train.py", extra=path)
-    first = wait_until(lambda: [node for node in lab.nodes if (copy_on(node) / "big.bin").exists()], 30)[0]
-    first.slow_down(0.05, 8e6)
+    first = wait_until(lambda: [node for node in lab.nodes if (copy_on(node) / "big.bin").exists()], 60)[0]
     takers = [node for node in lab.nodes if node is not first]
     wait_until(lambda: all(part_bytes(node) > 100_000 for node in takers), 30)
     if how == "cut off":
