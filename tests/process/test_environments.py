@@ -179,7 +179,7 @@ def test_ctrl_c_ends_the_command_at_once_and_what_takes_long_is_shown(root: Path
     uv = wheels.recording_uv(tmp_path / "bin", '[ "$1" != pip ] || exec sh -c "echo Downloading torch; exec sleep 300"')
     env = {**variables(root, str(uv)), "PYTHONPATH": str(ROOT)}
     running = start("--env", "requirements.txt", "train.py", env=env, cwd=root, start_new_session=True)
-    running.wait_for("ddplaunch: the environment of requirements.txt is made: .*: Downloading torch")
+    running.wait_for("ddplaunch: making the environment of requirements.txt: .*: Downloading torch")
     os.killpg(running.pid, signal.SIGINT)
     assert running.finish(10).returncode in (130, -signal.SIGINT)
 

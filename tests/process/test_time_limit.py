@@ -77,8 +77,8 @@ def test_ps_and_the_page_show_the_time_that_is_left(save: Path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("5m", "--time-limit", "4m"), "--stop-before-end TERM@300: the time limit is 4 min away"),
-        (("5m",), "--stop-before-end TERM@300: no scheduler says when this job ends"),
+        (("5m", "--time-limit", "4m"), "--stop-before-end 300s: the time limit is 4 min away"),
+        (("5m",), "--stop-before-end 300s: no scheduler says when this job ends"),
         (("HUP@5m", "--time-limit", "1h"), "the signal before @ must be TERM, USR1 or USR2"),
         (("2d", "--time-limit", "9d"), "must be at most a day"),
     ],

@@ -85,7 +85,7 @@ def test_a_job_whose_limit_is_too_short_does_not_start(slurm: Slurm, tmp_path: P
     job = slurm.batch(f"exec {line(tmp_path, *STOP)}", tmp_path / "log", "-N1", "--time=5")
     job.wait_in("FAILED")
     assert job.field("ExitCode") == "2:0"
-    assert "--stop-before-end USR1@330: the time limit is " in job.text
+    assert "--stop-before-end USR1@330s: the time limit is " in job.text
     assert "runs" not in job.text
 
 

@@ -135,7 +135,7 @@ def test_a_command_that_is_killed_leaves_nothing_running_on_hosts(lab: Lab, root
     words = ("--env", "requirements.txt", "--nproc-per-node", "1", "train.py")
     running = job(lab, *words, cwd=root, extra=variables(root))
     asleep = [pid_on(node, "sleep 300") for node in lab.nodes]
-    running.wait_for("the environment of requirements.txt is made: node.*: uv venv")
+    running.wait_for("making the environment of requirements.txt: node.*: uv venv")
     running.signal(signal.SIGKILL)
     running.finish()
     wait_until(lambda: not any(map(is_alive, asleep)))

@@ -85,7 +85,7 @@ def wants(before_s: float = 300.0, **settings: Any) -> LaunchConfig:
 def test_a_run_without_enough_time_is_not_started(scheduler: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) + 240))
-    with pytest.raises(OptionError, match="USR1@300: the time limit is 4 min away"):
+    with pytest.raises(OptionError, match="USR1@300s: the time limit is 4 min away"):
         prepare(wants(), None)
     assert prepare(wants(before_s=200.0), None).job_ends_s == NOW + 240
     with pytest.raises(OptionError, match="the time limit is 1 min 40 s away"):

@@ -53,7 +53,7 @@ class Progress:
         self._last[host] = text
         if self._is_shown and time.monotonic() >= self._show_at:
             self._show_at = time.monotonic() + _AGAIN_S
-            show(f"the environment of {quote(self._main, 500)} is made: {self._states()}")
+            show(f"making the environment of {quote(self._main, 500)}: {self._states()}")
 
     def done(self, host: str) -> None:
         """``host`` has its environment, or has none."""

@@ -8,11 +8,11 @@ the command reference of LSF 10.1 (``bjobs -o``); ``qstat -f`` of OpenPBS (``sti
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping
+
+from ddplaunch.features.schedulers import command
 
 _ANSWER_S = 5.0
 
@@ -43,19 +43,7 @@ def _seconds_of(match: re.Match[str]) -> float:
     return 3600.0 * hours + 60.0 * minutes + seconds
 
 
-def _answer(*command: str) -> str:
+def _answer(*words: str) -> str:
     """What the command prints; empty if it fails, or does not end in time."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout
+    code, told = command.run(_ANSWER_S, *words, environ={"LC_ALL": "C"})
+    return "" if code else told

@@ -6,13 +6,12 @@ Source of the format: SLURM's source code and what 22.05 prints.
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.errors import UsageError
+from ddplaunch.features.schedulers import command
 from ddplaunch.features.slurm.reader import parse_node_list, read_job
 from ddplaunch.text import quote
 
@@ -34,28 +33,8 @@ _ANSWER_S = 5.0
 
 
 def run(timeout_s: float, *arguments: str, seconds: bool = False) -> tuple[int, str]:
-    """The exit code of scontrol, and its stdout; after a failure its stderr.
-
-    Blocks for at most ``timeout_s`` seconds. ``seconds``: times are printed in seconds since the epoch.
-    """
-    try:
-        done = subprocess.run(
-            ("scontrol", *arguments),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            start_new_session=True,  # SLURM's signals to the requeued job must not interrupt it.
-            env={**os.environ, "SLURM_TIME_FORMAT": "%s"} if seconds else None,
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"scontrol did not answer within {timeout_s:g} s"
-    except OSError as error:
-        return 1, f"scontrol: {error.strerror}"
-    complaint = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
-    return done.returncode, (complaint or f"scontrol ended with {done.returncode}") if done.returncode else done.stdout
+    """As ``command.run``. ``seconds``: times are printed in seconds since the epoch."""
+    return command.run(timeout_s, "scontrol", *arguments, environ={"SLURM_TIME_FORMAT": "%s"} if seconds else None)
 
 
 def job_end(environ: Mapping[str, str], *, anew: bool) -> float | None:

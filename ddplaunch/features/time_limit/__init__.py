@@ -77,7 +77,7 @@ def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
     from ddplaunch.text import duration
 
     now, (name, before_s) = time.time(), config.stop_before_end or ("", 0.0)
-    given = f"{name.removeprefix('SIG')}@{before_s:g}"
+    given = f"{before_s:g}s" if name == "SIGTERM" else f"{name.removeprefix('SIG')}@{before_s:g}s"
     found = job_ends(os.environ, anew=False)
     if not found and config.time_limit_s is None:
         hint = "Give --time-limit, or start the job in SLURM, LSF or PBS."
