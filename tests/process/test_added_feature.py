@@ -110,10 +110,22 @@ def add(folder: Path, row: str, files: dict[str, str]) -> None:
         (package / name).write_text(text)
 
 
+STOPS_AFTER_RANK_1 = """import os, pathlib, time
+greeted = pathlib.Path(__file__).with_name("rank_1")
+if os.environ["RANK"] == "1":
+    greeted.touch()
+else:
+    deadline = time.monotonic() + 60
+    while not greeted.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    breakpoint()
+"""
+
+
 def test_a_worker_and_its_agent_talk_for_a_feature_beside_others_that_do(tmp_path: Path) -> None:
     add(tmp_path, 'Feature("greets", ("agent", "worker"), declares=False)', GREETS)
     script = tmp_path / "train.py"
-    script.write_text("import os\nif os.environ['RANK'] == '0':\n    breakpoint()\nprint('goes on')\n")
+    script.write_text(STOPS_AFTER_RANK_1)
     done = run_copy(tmp_path, "--nproc-per-node", "2", "--log-dir", "/dev/null", script)
     assert sorted(re.findall(r"greeted by rank (\d)", done.stderr)) == ["0", "1"], done.stderr
     assert "there is no terminal" in done.stderr, "the debugger has got its connection"
