@@ -215,3 +215,49 @@ def test_the_folder_is_the_same_for_all_users(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(register, "_SHARED_FOLDERS", tuple(map(str, bases)))
     assert register.folder() == str(tmp_path / "shared" / "ddplaunch-gpus")
     assert users() == []
+
+
+def waits(pid: int, ticket: int, needs: int, *wants: str, processes: tuple[tuple[int, int], ...] = ()) -> GpuUser:
+    return GpuUser(
+        pid=pid, run_id=f"run{pid}", since_s=0.0, ticket=ticket, needs=needs, wants=wants, processes=processes
+    )
+
+
+FOUND = [choice.Candidate(key, key, "", "") for key in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("others", "ticket", "free", "ahead"),
+    [
+        ([waits(1, 1, 2, "a", "b")], 0, "c", [1]),
+        ([waits(1, 1, 2, "a", "b"), run("c", pid=9)], 0, "", [1]),
+        ([waits(2, 2, 1, "a"), waits(1, 1, 1, "b")], 0, "c", [1, 2]),
+        ([waits(1, 1, 1, "a"), waits(3, 3, 1, "b")], 2, "bc", [1]),
+        ([waits(1, 1, 4, "x", "y")], 2, "abc", []),
+    ],
+)
+def test_what_a_run_waits_for_is_not_free_for_those_that_came_later(
+    others: list[GpuUser], ticket: int, free: str, ahead: list[int]
+) -> None:
+    seen = choice.view(FOUND, others, ticket)
+    assert "".join(each.key for each in seen.free) == free
+    assert [each.pid for each in seen.ahead] == ahead
+    assert register.next_ticket(others) == max(each.ticket for each in others) + 1
+
+
+def test_a_waiting_run_that_is_suspended_lets_others_pass() -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        waiting = waits(1, 1, 1, "a", processes=(register.started(child.pid),))
+        assert register.waiting([waiting]) == [waiting]
+        child.send_signal(signal.SIGSTOP)
+        wait_until(lambda: register.waiting([waiting]) == [], 10)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_run_whose_user_hides_it_has_no_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    text = choice.describe(GpuUser(user="eve", pid=7, run_id="", since_s=1000.0))
+    assert text.startswith("a run of eve (pid 7, since ")

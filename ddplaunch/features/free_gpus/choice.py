@@ -1,7 +1,8 @@
 """Chooses GPUs that nobody uses, for ``--gpus free:2``. Runs in the agent, before it has workers.
 
 A GPU is free if no run of ddplaunch has it in the register, the driver knows no process on it and little memory of it
-is in use, and its hardware is sound. What a scheduler, a container or the user's environment hides is not chosen.
+is in use, and its hardware is sound. What a scheduler, a container or the user's environment hides is not chosen. What
+a run waits for is not free for those that came later.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ddplaunch.system import devices
 from ddplaunch.text import free_gpus, local_time, plural, quote
 
 if TYPE_CHECKING:
-    from ddplaunch.features.gpus.records import GpuReading
+    from ddplaunch.features.gpus.records import GpuReading, GpusRead
     from ddplaunch.protocol.specs import AgentSpec
 
-_READ_S, _LOCK_S = 20.0, 10.0
+_READ_S, LOCK_S = 20.0, 10.0
 _HINT = "Choose GPUs with --gpus 2,4, or end what uses them; `ddplaunch --kill RUN_ID` ends a run of yours."
 
 
@@ -47,6 +48,10 @@ class Candidate(NamedTuple):
         """Whether the run uses it."""
         return not {self.key, self.uuid}.isdisjoint(user.gpus)
 
+    def is_wanted_by(self, user: GpuUser) -> bool:
+        """Whether the run waits for it, perhaps among others."""
+        return not {self.key, self.uuid}.isdisjoint(user.wants)
+
 
 class Wanted(NamedTuple):
     """How many GPUs a node needs, and how many it takes if they are free; they are a multiple of ``step``."""
@@ -55,6 +60,38 @@ class Wanted(NamedTuple):
     most: int
     step: int
 
+    def of(self, free: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Those of the free GPUs that it takes; none if they are too few."""
+        return free[: min(len(free), self.most) // self.step * self.step] if len(free) >= self.least else ()
+
+
+class View(NamedTuple):
+    """What the register says to a run that wants some of the GPUs ``found``.
+
+    Attributes:
+        users: the runs that have GPUs, or wait for some.
+        ahead: those that get GPUs of ``found`` before this run, the first of them first.
+        free: the GPUs that this run may take.
+    """
+
+    found: Sequence[Candidate]
+    users: Sequence[GpuUser]
+    ahead: Sequence[GpuUser]
+    free: Sequence[Candidate]
+
+    def lines(self) -> list[str]:
+        """Who uses the GPUs, a line for each that this run may not take; and who waits for them."""
+        used = [f"GPU {each.name}: {who}" for each in self.found if (who := who_uses(each, self.users))]
+        return [*used, *(f"{describe(user)} waits for {plural(user.needs, 'GPU')} before" for user in self.ahead)]
+
+
+def view(found: Sequence[Candidate], others: Sequence[GpuUser], ticket: int = 0) -> View:
+    """For a run with this ticket; 0: it does not wait. ``others`` are all others in the register, which is locked."""
+    before = [user for user in register.waiting(others) if not ticket or user.ticket < ticket]
+    ahead = [user for user in before if any(each.is_wanted_by(user) for each in found)]
+    unused = (each for each in found if not who_uses(each, others))
+    return View(found, others, ahead, [each for each in unused if not any(map(each.is_wanted_by, ahead))])
+
 
 def chosen(spec: AgentSpec) -> tuple[AgentSpec, OwnFile]:
     """``spec`` with free GPUs, which this process has from now on.
@@ -62,37 +99,51 @@ def chosen(spec: AgentSpec) -> tuple[AgentSpec, OwnFile]:
     Raises:
         LaunchError: too few are free, or nobody knows which are.
     """
-    found = candidates(spec, os.environ)
-    wanted = wanted_by(spec, len(found))
-    if wanted.least > len(found):
-        raise UsageError(f"--gpus {_given(spec)}: {spec.host} has {plural(len(found), 'GPU')}{_of_environ()}")
+    found, wanted = choice_of(spec, _read(spec))
     try:
-        with register.locked(_LOCK_S) as opened:
-            users = register.users(opened)
-            free = _free(found, users)
-            if len(free) < wanted.least:
-                listed = _too_few(wanted, found, users)
-                raise LaunchError(f"--gpus {_given(spec)}: too few GPUs of {spec.host} are free: {listed}", _HINT)
-            taken = free[: min(len(free), wanted.most) // wanted.step * wanted.step]
+        with register.locked(LOCK_S) as opened:
+            seen = view(found, register.users(opened))
+            if not (taken := wanted.of(seen.free)):
+                raise too_few(spec, seen, wanted)
             own = OwnFile(opened, this_run(spec, [each.key for each in taken]))
     except OSError as error:
         raise unusable(spec, error) from None
-    return replace(spec, workers=replace(spec.workers, gpus=tuple(each.name for each in taken))), own
+    return with_gpus(spec, taken), own
+
+
+def with_gpus(spec: AgentSpec, taken: Iterable[Candidate]) -> AgentSpec:
+    """``spec`` with these GPUs for the workers."""
+    return replace(spec, workers=replace(spec.workers, gpus=tuple(each.name for each in taken)))
+
+
+def choice_of(spec: AgentSpec, read: GpusRead) -> tuple[list[Candidate], Wanted]:
+    """The GPUs among which the node chooses, and how many it needs. Raises LaunchError if it can never have them."""
+    found = candidates(spec, os.environ, read)
+    wanted = wanted_by(spec, len(found))
+    if wanted.least > len(found):
+        raise UsageError(f"--gpus {given(spec)}: {spec.host} has {plural(len(found), 'GPU')}{_of_environ()}")
+    return found, wanted
+
+
+def too_few(spec: AgentSpec, seen: View, wanted: Wanted, waited: str = "") -> LaunchError:
+    """The error for a run that does not get its GPUs; ``waited`` is as ``; it has waited for 2h``."""
+    count = f"{len(seen.free)} of {len(seen.found)}{_of_environ()}, and the run needs {wanted.least}"
+    before = f"; {plural(len(seen.ahead), 'run')} waited before it" if seen.ahead else ""
+    listed = "\n".join((f"{count}{before}{waited}", *(f"  {line}" for line in seen.lines())))
+    return LaunchError(f"--gpus {given(spec)}: too few GPUs of {spec.host} are free: {listed}", _HINT)
 
 
 def unusable(spec: AgentSpec, error: OSError) -> LaunchError:
     """The error for a register that cannot be used."""
     hint = f"All users of a machine need the same folder; {register.FOLDER_VARIABLE} names another one."
     where, reason = f"{register.folder()} on {spec.host}", error.strerror or error
-    return LaunchError(f"--gpus {_given(spec)}: the register in {where} cannot be used: {reason}", hint)
+    return LaunchError(f"--gpus {given(spec)}: the register in {where} cannot be used: {reason}", hint)
 
 
 def this_run(spec: AgentSpec, keys: Iterable[str]) -> GpuUser:
     """What the register has of this run, which has no workers yet."""
-    pid = os.getpid()
-    return GpuUser(
-        pid=pid, run_id=spec.run_id, since_s=time.time(), gpus=tuple(keys), processes=(register.started(pid),)
-    )
+    pid, run_id = os.getpid(), "" if os.environ.get(register.HIDE_VARIABLE) else spec.run_id
+    return GpuUser(pid=pid, run_id=run_id, since_s=time.time(), gpus=tuple(keys), processes=(register.started(pid),))
 
 
 def wanted_by(spec: AgentSpec, count: int) -> Wanted:
@@ -108,7 +159,8 @@ def wanted_by(spec: AgentSpec, count: int) -> Wanted:
     return Wanted(step, max(step, count), step)
 
 
-def _given(spec: AgentSpec) -> str:
+def given(spec: AgentSpec) -> str:
+    """What the user has given, as ``free:2``."""
     return (spec.workers.gpus or ("",))[0]
 
 
@@ -121,25 +173,35 @@ def _of_environ() -> str:
 # The GPUs.
 
 
-def candidates(spec: AgentSpec, environ: Mapping[str, str]) -> list[Candidate]:
-    """All GPUs that the workers may use, in the order of their ids.
+def _read(spec: AgentSpec) -> GpusRead:
+    """What the driver says of all GPUs. Raises LaunchError where there are none."""
+    _visible(spec, os.environ)
+    return reader.read_once("health", _READ_S)
+
+
+def _visible(spec: AgentSpec, environ: Mapping[str, str]) -> tuple[str, ...]:
+    visible = devices.visible_devices(environ, None)
+    if not visible:
+        missing = devices.NO_GPU if visible is None else f"--gpus {given(spec)}: there is no GPU{_of_environ()}"
+        raise UsageError(f"{missing} (on {spec.host})")
+    return visible
+
+
+def candidates(spec: AgentSpec, environ: Mapping[str, str], read: GpusRead) -> list[Candidate]:
+    """All GPUs that the workers may use, in the order of their ids, as they were ``read``.
 
     Raises:
         LaunchError: there are none, or the driver does not say what they do.
     """
-    visible = devices.visible_devices(environ, None)
-    if not visible:
-        missing = devices.NO_GPU if visible is None else f"--gpus {_given(spec)}: there is no GPU{_of_environ()}"
-        raise UsageError(f"{missing} (on {spec.host})")
-    read = reader.read_once("health", _READ_S)
+    visible = _visible(spec, environ)
     if read.missing or not read.gpus:
         silent = read.missing or "the driver tells of none"
-        raise LaunchError(f"--gpus {_given(spec)}: nobody knows which GPUs of {spec.host} are free: {silent}", _HINT)
+        raise LaunchError(f"--gpus {given(spec)}: nobody knows which GPUs of {spec.host} are free: {silent}", _HINT)
     is_named = devices.visibility_variable(environ) in environ
     if is_named and not knows_order(environ) and any(name.isdigit() for name in visible):
         hint = "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPUs by their UUIDs."
         unclear = f"{spec.host} has GPUs of several models, and nobody knows which are those{_of_environ()}"
-        raise UsageError(f"--gpus {_given(spec)}: {unclear}", hint)
+        raise UsageError(f"--gpus {given(spec)}: {unclear}", hint)
     numbers_are_clear = is_named or (knows_order(environ) and not any(gpu.is_mig for gpu in read.gpus))
     return [_candidate(name, read.gpus, numbers_are_clear) for name in visible]
 
@@ -174,16 +236,6 @@ def key_of(name: str) -> str:
 # Who uses them.
 
 
-def _free(found: Sequence[Candidate], users: Sequence[GpuUser]) -> list[Candidate]:
-    return [each for each in found if not who_uses(each, users)]
-
-
-def _too_few(wanted: Wanted, found: Sequence[Candidate], users: Sequence[GpuUser]) -> str:
-    count = len(_free(found, users))
-    lines = [f"  GPU {each.name}: {who}" for each in found if (who := who_uses(each, users))]
-    return "\n".join([f"{count} of {len(found)}{_of_environ()}, and the run needs {wanted.least}", *lines])
-
-
 def who_uses(gpu: Candidate, users: Iterable[GpuUser]) -> str:
     """The runs that have this GPU; or what else is on it; empty if it is free."""
     return ", ".join(describe(user) for user in users if gpu.is_of(user)) or gpu.in_use
@@ -197,6 +249,7 @@ def named(keys: Sequence[str]) -> str:
 
 
 def describe(user: GpuUser) -> str:
-    """``run 20261120-193012-a1b2c3 of alice (pid 4711, since 10:32)``."""
+    """``run 20261120-193012-a1b2c3 of alice (pid 4711, since 10:32)``; ``a run of alice (...)`` if she hides it."""
     since = local_time(user.since_s, "%H:%M" if 0 <= time.time() - user.since_s < 43200 else "%Y-%m-%d %H:%M")
-    return f"run {quote(user.run_id)} of {quote(user.user)} (pid {user.pid}, since {since or 'an unknown time'})"
+    run = f"run {quote(user.run_id)}" if user.run_id else "a run"
+    return f"{run} of {quote(user.user)} (pid {user.pid}, since {since or 'an unknown time'})"

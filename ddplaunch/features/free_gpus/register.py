@@ -1,4 +1,4 @@
-"""The runs of this machine that use GPUs: a file for each, in a folder that all users share.
+"""The runs of this machine that use GPUs or wait for some: a file for each, in a folder that all users share.
 
 A file counts as long as the agent that has written it has locked it (flock(2)), which the kernel ends however the agent
 ends, and then as long as this agent or one of its workers is not quite dead. Whoever reads or changes what the runs say
@@ -18,18 +18,19 @@ import os
 import pwd
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated
 
 from ddplaunch.features.gpus.records import MAX_GPUS
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.field_types import Limitless, OneLine, Pid, Seconds, at_most
+from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Pid, Seconds, at_most
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 
 FOLDER_VARIABLE = "DDPLAUNCH_LOCK_DIR"
+HIDE_VARIABLE = "DDPLAUNCH_HIDE_RUN"
 _NAME = "ddplaunch-gpus"
 _SHARED_FOLDERS = ("/run/lock", "/dev/shm", "/tmp")
 _SHARED = stat.S_ISVTX | stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
@@ -38,20 +39,27 @@ _FILE_BYTES = 16 << 10
 """Of each file, from its begin on: a change then needs no space on a disk that has become full."""
 
 _MAX_PROCESSES = 512
+_MAX_TICKET = 1 << 40
+"""A file of another user may say anything."""
+
 _PAUSE_S = 0.005
-_ENDED = (b"Z", b"X")
+_ENDED, _SUSPENDED = (b"Z", b"X"), (b"T", b"t")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUser:
-    """A run that uses GPUs of this machine, or its part on this machine.
+    """A run that uses GPUs of this machine or waits for some, or its part on this machine.
 
     Attributes:
         user: name of the user, from the owner of the file.
         pid: the agent.
-        since_s: seconds since 1970, only to be shown.
-        gpus: PCI addresses, or the UUIDs of MIG instances.
+        run_id: empty if the user hides it from others.
+        since_s: since when it uses or wants the GPUs, in seconds since 1970, only to be shown.
+        gpus: PCI addresses, or the UUIDs of MIG instances; none if it waits.
         processes: pid of the agent and of each worker, and when it was started, in the kernel's ticks since boot.
+        ticket: of a run that waits: the lower, the earlier it gets GPUs; 0: it does not wait.
+        needs: number of GPUs that it waits for.
+        wants: it waits for any of these, which are as ``gpus``.
     """
 
     user: OneLine = ""
@@ -60,6 +68,9 @@ class GpuUser:
     since_s: Seconds
     gpus: Annotated[tuple[OneLine, ...], at_most(MAX_GPUS)] = ()
     processes: Annotated[tuple[tuple[Pid, Limitless], ...], at_most(_MAX_PROCESSES)] = ()
+    ticket: Limitless = 0
+    needs: Count = 0
+    wants: Annotated[tuple[OneLine, ...], at_most(MAX_GPUS)] = ()
 
 
 def folder() -> str:
@@ -170,6 +181,24 @@ def users(opened: int, own: str = "") -> list[GpuUser]:
     return [run for name in sorted(os.listdir(opened)) if name != own and (run := _user(opened, name))]
 
 
+def waiting(found: Iterable[GpuUser]) -> list[GpuUser]:
+    """Those of ``found`` that wait, the first to get GPUs first. A suspended one lets others pass until it goes on."""
+    return sorted((each for each in found if each.ticket and not _is_suspended(each)), key=_order)
+
+
+def _order(user: GpuUser) -> tuple[int, int]:
+    return user.ticket, user.pid
+
+
+def next_ticket(found: Iterable[GpuUser]) -> int:
+    """The ticket of a run that waits behind all of ``found``. The folder is locked."""
+    return 1 + max((each.ticket for each in found if each.ticket < _MAX_TICKET), default=0)
+
+
+def _is_suspended(user: GpuUser) -> bool:
+    return any(_state(*process) in _SUSPENDED for process in user.processes[:1])
+
+
 def _user(opened: int, name: str) -> GpuUser | None:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=opened)
@@ -213,5 +242,10 @@ def started(pid: int) -> tuple[int, int]:
 
 def _runs(pid: int, started: int) -> bool:
     """Whether this process has not ended. One that cannot be seen from here counts as ended."""
+    return _state(pid, started) not in (b"", *_ENDED)
+
+
+def _state(pid: int, started: int) -> bytes:
+    """The letter of proc(5); empty if this process cannot be seen from here."""
     fields = procfs.stat(pid) if pid else []
-    return bool(fields) and fields[procfs.STATE] not in _ENDED and int(fields[procfs.STARTED]) == started
+    return fields[procfs.STATE] if fields and int(fields[procfs.STARTED]) == started else b""
