@@ -42,7 +42,8 @@ class Feature(NamedTuple):
     ``hosts``: ``select(hosts, options)`` returns those of the named hosts that a run or a command uses.
     ``environ``: ``shared_environ(spec, inherited, workers)`` returns variables for all processes of a node, which the
     forkserver has before it imports torch; ``workers`` share the CPUs of the agent.
-    ``cpus``: ``of_workers(spec, visible, nproc)`` returns the CPUs and the NUMA nodes of a node's workers; none: empty.
+    ``cpus``: ``of_workers(spec, visible, nproc)`` returns a text for each worker of a node: to which CPUs and memory it
+    is bound; none: empty. ``binding``: in the new process of a worker, ``bind(text)`` does it.
     ``tables``: rows of two tables: ``TRANSPORTS`` (``transport.transports``), and ``SCHEDULERS`` (of ``schedulers``).
     Each start of the command imports it.
     ``hints``: ``hint(first, is_dry_run)`` returns what the user can do about a worker's failure; empty: not known.
@@ -105,13 +106,13 @@ FEATURES = (
     Feature("host_filter", ("hosts",)),
     Feature("forwarding"),
     Feature("compile_cache", ("agent", "environ")),
-    Feature("numa", ("agent", "cpus")),
+    Feature("numa", ("agent", "cpus", "binding")),
     Feature("hints", ("hints",), declares=False),
     Feature("other_schedulers", ("tables",), needs=("schedulers",), declares=False),
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults", "forwarding", "remote")),
-    Feature("check", ("queries",), needs=("compile_cache", "gpus", "health", "numa", "runs")),
+    Feature("check", ("queries",), needs=("compile_cache", "gpus", "health", "name_servers", "numa", "runs")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
     Feature("environments", ("agent", "queries"), needs=("remote", "runs"), early_if=("env",)),
     Feature("snapshot", _IN_ALL, needs=("remote", "runs", "ssh"), early_if=("snapshot", "sync", "code")),

@@ -1,7 +1,8 @@
-"""The file system of a path, and whether other machines use it too. Any process; no path is touched."""
+"""The file system of a path: whether other machines use it too, and how full it is. Any process."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
@@ -33,3 +34,13 @@ def _unescaped(field: bytes) -> str:
 def is_shared(kind: str) -> bool:
     """Whether a file system of this kind is one that other machines use too, over a network."""
     return kind in _SHARED_KINDS or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
+
+
+def used_share(folder: str) -> float | None:
+    """The share of the disk of a folder that is used, from 0 to 1, as ``df`` shows it; None: not known. May block."""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        used = disk.f_blocks - disk.f_bfree
+        if used + disk.f_bavail:  # Without what is reserved for root.
+            return used / (used + disk.f_bavail)
+    return None

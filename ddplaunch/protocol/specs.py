@@ -12,7 +12,7 @@ from typing import Literal
 
 from ddplaunch.config import AgentConfig, Entry, WorkerConfig
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Descriptor, Pid
+from ddplaunch.protocol.field_types import Descriptor, Pid
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ class ProcessSpec:
             program and the socket of the store are a fourth descriptor.
         argv: for ``exec`` the command; otherwise ``sys.argv``, script or module first.
         env: the complete environment; None keeps the forkserver's.
-        cpus: CPU affinity; None keeps it.
-        memory_node: NUMA node whose memory the process prefers; None: no preference.
+        binding: to which CPUs and memory the process is bound, for the module ``binding`` of a feature; empty: to none.
         cgroup: folder of a cgroup v2 that the process enters first; empty for none.
     """
 
@@ -155,8 +154,7 @@ class ProcessSpec:
     how: Literal["script", "module", "function", "exec", "store", "member"]
     argv: tuple[str, ...] = ()
     env: dict[str, str] | None = None
-    cpus: frozenset[Count] | None = None
-    memory_node: Count | None = None
+    binding: str = ""
     cgroup: str = ""
 
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
-_MPOL_PREFERRED, _MAX_NUMA_NODES = 1, 1023
-_MEMPOLICY = {"x86_64": (238, 239), "aarch64": (237, 236)}
-"""The numbers of set_mempolicy and get_mempolicy, which have no function in libc."""
 
 
 @functools.cache
@@ -48,27 +45,6 @@ def die_with_parent(parent_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
-
-
-def has_memory_policy() -> bool:
-    """Whether this process has been told where to allocate memory, as by numactl(8); False if it is not known."""
-    mode = ctypes.c_int()
-    _, number = _MEMPOLICY.get(os.uname().machine, (0, 0))
-    return bool(number) and _libc().syscall(number, ctypes.byref(mode), None, 0, None, 0) == 0 and mode.value != 0
-
-
-def prefer_memory_of(node: int) -> bool:
-    """Allocate memory of this thread, and of those that it starts, on a NUMA node while it has some (set_mempolicy(2)).
-
-    Returns whether the kernel does so: a container may forbid it.
-    """
-    nodes = (ctypes.c_ulong * 16)()
-    number, _ = _MEMPOLICY.get(os.uname().machine, (0, 0))
-    if not number or node >= _MAX_NUMA_NODES:
-        return False
-    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    nodes[node // bits] = 1 << node % bits
-    return bool(_libc().syscall(number, _MPOL_PREFERRED, nodes, ctypes.c_ulong(_MAX_NUMA_NODES + 1)) == 0)
 
 
 def become_subreaper() -> None:

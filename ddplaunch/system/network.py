@@ -193,29 +193,6 @@ def _is_up(name: str) -> bool:
     return False
 
 
-SLOW_LOOKUP_S = 0.5
-"""A look-up of an address that takes longer delays every start."""
-
-
-def mapped(address: str) -> str:
-    """``address`` as torch looks it up: IPv4 in IPv6."""
-    return address if ":" in address else f"::ffff:{address}"
-
-
-def is_loopback(address: str) -> bool:
-    """Whether the address is one of this machine alone."""
-    return address.startswith("127.") or address == "::1"
-
-
-def reverse_name(address: str) -> str:
-    """Name of an address, from /etc/hosts or a name server; empty if it has none. Blocks while no server answers."""
-    try:
-        # Not getnameinfo: up to Python 3.11.3 no other thread of the process runs while it waits.
-        return socket.gethostbyaddr(mapped(address))[0]
-    except OSError:
-        return ""
-
-
 def any_address() -> str:
     """The wildcard address, for listening at all addresses of this machine."""
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"

@@ -28,7 +28,6 @@ from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
 from ddplaunch.system.signals import SENT_TO_RUNS
-from ddplaunch.text import fold_ints
 from ddplaunch.worker import bootstrap, exit, late_import, preload
 from ddplaunch.worker.bootstrap import caught, finished, script
 
@@ -261,10 +260,8 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
     for number, fd in enumerate([os.dup(fd) for fd in fds]):
         os.dup2(fd, number)
     os.closerange(len(fds), _open_files_limit())
-    if spec.cpus:
-        _bind(spec.cpus)
-    if spec.memory_node is not None:
-        linux.prefer_memory_of(spec.memory_node)
+    for module in features.modules("binding") if spec.binding else ():
+        module.bind(spec.binding)
     if spec.how == "exec":
         _exec(spec.argv, os.environ if spec.env is None else spec.env)
     if spec.env is not None:
@@ -279,13 +276,6 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
     # A preloaded package may use torch without an import of its own.
     before = None if server.workers.preload else late_import.hide_torch
     return partial(bootstrap.prepare, how, spec.argv, before)
-
-
-def _bind(cpus: frozenset[int]) -> None:
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError as error:  # They may have gone offline, or have been taken from the job.
-        _refuse(f"cannot bind this process to CPUs {fold_ints(cpus)}: {error.strerror}", 126)
 
 
 def _refuse(message: str, code: int) -> NoReturn:

@@ -104,20 +104,35 @@ def test_devices_that_are_not_there_are_a_usage_error(options: str, complaint: s
     assert "Traceback" not in finished.err
 
 
+def bound_to(binding: str, folder: Path) -> dict[str, str]:
+    """The environment of a run whose workers are bound so: this machine may have no GPUs, so the choice is given."""
+    choice = f"cpus.of_workers = lambda _spec, _visible, nproc: ({binding!r},) * nproc"
+    (folder / "sitecustomize.py").write_text(f"import ddplaunch.features.numa.cpus as cpus\n{choice}")
+    return {"PYTHONPATH": str(folder)}
+
+
 @pytest.mark.features
 @pytest.mark.parametrize("how", ["forkserver", "spawn"])
 def test_a_worker_binds_itself_before_its_script_runs(how: str, tmp_path: Path) -> None:
-    """What is chosen: tests/unit/test_numa.py. This machine may have no GPUs, so the choice is given."""
-    choice = "cpus.of_workers = lambda _spec, _visible, nproc: ((frozenset({0}), 0),) * nproc"
-    (tmp_path / "sitecustomize.py").write_text(f"import ddplaunch.features.numa.cpus as cpus\n{choice}")
+    """What is chosen: tests/unit/test_numa.py."""
+    env = bound_to("CPUs 0, memory of NUMA node 0", tmp_path)
     (tmp_path / "show.py").write_text(
-        "import os\nfrom ddplaunch.system.linux import has_memory_policy as told\n"
+        "import os\nfrom ddplaunch.features.numa.binding import has_memory_policy as told\n"
         "print('bound', *os.sched_getaffinity(0), told(), flush=True)\n"
     )
     options = ("--start-method", how, "--nproc-per-node", "2", "--numa-binding", "node")
-    finished = run(*options, tmp_path / "show.py", env={"PYTHONPATH": str(tmp_path)})
+    finished = run(*options, tmp_path / "show.py", env=env)
     assert finished.returncode == 0, finished.err
     assert [line.split()[-3:] for line in finished.out.splitlines()] == [["bound", "0", "True"]] * 2
+
+
+@pytest.mark.features
+def test_a_worker_whose_cpus_have_gone_offline_names_them(tmp_path: Path) -> None:
+    finished = run(
+        "--nproc-per-node", "1", "--numa-binding", "node", DUMP, tmp_path, env=bound_to("CPUs 1022-1023", tmp_path)
+    )
+    assert "ddplaunch: cannot set up this process: no binding to CPUs 1022-1023: Invalid argument" in finished.err
+    assert finished.returncode == 126
 
 
 def test_without_python_a_program_gets_the_same_environment() -> None:

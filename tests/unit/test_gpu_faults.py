@@ -36,7 +36,7 @@ class Faults:
         self.said: list[str] = []
         self._patch, self._spec = patch, agent_spec(one_launcher_leads=True)
         self._gpus = GpusOfJob(self._spec, self._tell)
-        self._gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
+        self._gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), {})
         self._faults = GpuFaults(self._gpus, self._spec, self._tell)
         self._hear(GpusRead(gpus=(GPUS[0], replace(GPUS[1], **golden.keywords(first)))))
 

@@ -30,7 +30,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, sent: list[object]) -> GpusOfJob:
 
 
 def test_only_the_gpus_of_workers_are_known(gpus: GpusOfJob) -> None:
-    gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
+    gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), {})
     gpus.on_event(GpusRead(gpus=GPUS))
     assert (gpus.gpus, gpus.is_read) == (GPUS[1:], True)
     gpus.on_event(GpusRead(missing="NVML has not answered"))
@@ -60,6 +60,6 @@ def test_usage_is_kept_without_waking_the_agent(gpus: GpusOfJob, sent: list[obje
 def test_a_worker_has_the_row_of_its_first_gpu(
     gpus: GpusOfJob, devices: tuple[tuple[str, ...], ...], rows: list[int | None]
 ) -> None:
-    gpus.placement = Placement(2, "CUDA_VISIBLE_DEVICES", devices, None, {})
+    gpus.placement = Placement(2, "CUDA_VISIBLE_DEVICES", devices, {})
     gpus.on_event(GpusRead(gpus=GPUS))
     assert [gpus.row_of_worker(rank) for rank in (0, 1)] == rows

@@ -28,7 +28,7 @@ def part_of(sent: list[object], *answers: GpuReading, is_stopping: bool = False)
     """The part of a node whose driver gives ``answers``; and whether each of its waits was over at once."""
     gpus, waits = begin(spec := agent_spec(rendezvous=rendezvous_config()), sent.append), list[bool]()
     assert gpus
-    gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("0",),), None, {})
+    gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("0",),), {})
 
     def wait(done: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         if answers:

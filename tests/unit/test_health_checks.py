@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features import mounts
 from ddplaunch.features.gpus.reader import read_once
 from ddplaunch.features.gpus.records import GpusRead, IbPort
 from ddplaunch.features.health import log_folder
 from ddplaunch.features.health.gpu_faults import look
 from ddplaunch.system import devices
-from ddplaunch.system.files import kept_files
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says
 
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_written_is_found(has_peers: bool, severity: str
 def test_a_disk_that_is_nearly_full_is_found(
     used: float | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_files, "used_share", lambda _folder: used)
+    monkeypatch.setattr(mounts, "used_share", lambda _folder: used)
     found = [(each.severity, each.text) for each in log_folder.look(str(tmp_path))]
     assert found == ([("warn", f"the disk of {tmp_path} is {text}")] if text else [])
     assert not list(tmp_path.iterdir())

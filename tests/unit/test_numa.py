@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features.numa import binding
 from ddplaunch.features.numa.cpus import auto, cpus_for, far_gpus, kept
-from ddplaunch.system import linux
 from ddplaunch.system.devices import pci_address
 from ddplaunch.text import fold_ints
 from tests.support import golden
@@ -134,18 +134,13 @@ def server(root: Path, name: str, mems: str = "0-63") -> str:
     return nvidia_node(root, *addresses)
 
 
-def numbers(text: str) -> frozenset[int]:
-    ends = [part.partition("-")[::2] for part in text.split(",")]
-    return frozenset(cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1))
-
-
 def test_auto_takes_no_cpu_from_the_job(tmp_path: Path) -> None:
     """A question is the server, the GPUs of the workers, the CPUs that may be used, and the nodes of memory."""
 
     def bindings(question: str) -> str:
         name, gpus, allowed, *mems = question.split()
         root = server(tmp_path / question.replace(" ", "_"), name, *mems)
-        may = frozenset(range(64)) if allowed == "all" else numbers(allowed)
+        may = frozenset(range(64)) if allowed == "all" else binding.numbers(allowed)
         if allowed == "all":
             may = frozenset(range(4 * len(SERVERS[name][0])))
         found = auto(tuple(gpus.split(",")), gpus.count(",") + 1, root, may)
@@ -155,24 +150,24 @@ def test_auto_takes_no_cpu_from_the_job(tmp_path: Path) -> None:
 
 
 def test_the_users_own_memory_policy_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linux, "has_memory_policy", lambda: True)
-    found = auto(("0", "2"), 2, server(tmp_path, "dual"), numbers("0-7"))
+    monkeypatch.setattr(binding, "has_memory_policy", lambda: True)
+    found = auto(("0", "2"), 2, server(tmp_path, "dual"), binding.numbers("0-7"))
     assert [node for _, node in found] == [None, None]
 
 
 def test_a_gpu_that_is_far_from_all_cpus_is_named(tmp_path: Path) -> None:
     root = server(tmp_path, "dual")
     far = "GPUs 2, 3 (NUMA node 1)"
-    assert far_gpus(("0", "1", "2", "3"), root, numbers("0-3")) == far
-    assert far_gpus(("0", "2"), root, numbers("3,4")) == ""
-    assert far_gpus(("0",), server(tmp_path / "cloud", "cloud"), numbers("0-3")) == ""
-    assert far_gpus(("7", "MIG-1"), root, numbers("0-3")) == ""
+    assert far_gpus(("0", "1", "2", "3"), root, binding.numbers("0-3")) == far
+    assert far_gpus(("0", "2"), root, binding.numbers("3,4")) == ""
+    assert far_gpus(("0",), server(tmp_path / "cloud", "cloud"), binding.numbers("0-3")) == ""
+    assert far_gpus(("7", "MIG-1"), root, binding.numbers("0-3")) == ""
 
 
 def test_what_has_bound_the_launcher_is_told(tmp_path: Path) -> None:
     root = server(tmp_path, "dual")
-    assert kept({}, root, numbers("0-7")) == ""
-    assert kept({}, root, numbers("0-3")) == "a scheduler, a cgroup or taskset has chosen CPUs 0-3"
+    assert kept({}, root, binding.numbers("0-7")) == ""
+    assert kept({}, root, binding.numbers("0-3")) == "a scheduler, a cgroup or taskset has chosen CPUs 0-3"
     slurm = {"SLURM_CPU_BIND": "quiet,mask_cpu:0xF"}
-    assert kept(slurm, root, numbers("0-3")) == "SLURM_CPU_BIND=quiet,mask_cpu:0xF has chosen CPUs 0-3"
-    assert kept({}, server(tmp_path / "single", "single"), numbers("0-1")) == ""
+    assert kept(slurm, root, binding.numbers("0-3")) == "SLURM_CPU_BIND=quiet,mask_cpu:0xF has chosen CPUs 0-3"
+    assert kept({}, server(tmp_path / "single", "single"), binding.numbers("0-1")) == ""

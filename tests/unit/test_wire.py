@@ -35,7 +35,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.rendezvous import NodeReady
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.run_result import RunResult
-from ddplaunch.protocol.specs import ProcessSpec
+from ddplaunch.protocol.specs import ForkserverSpec, ProcessSpec
 from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, Nested, ProtocolError, decode, encode, read_record
 from tests.support import golden, texts
 
@@ -322,7 +322,7 @@ def test_a_field_of_another_type_is_refused_or_harmless(record: Any, value: Any,
 def test_a_line_is_a_record_or_refused_with_the_reason() -> None:
     def read(question: str) -> str:
         try:
-            return str(decode(question.encode() + b"\n", (StopWorkers, PassSignal, ProcessSpec)))
+            return str(decode(question.encode() + b"\n", (StopWorkers, PassSignal, ProcessSpec, ForkserverSpec)))
         except ProtocolError as error:
             return f"refused: {error}".partition(" of (")[0]
 

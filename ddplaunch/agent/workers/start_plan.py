@@ -89,16 +89,15 @@ class Placement:
     """Placement of this node's workers. Tuples are in order of local rank; None keeps the inherited setting.
 
     ``visible`` are all devices that the workers may use; a worker without assigned ones probably uses that of its local
-    rank. ``memory_nodes`` are the NUMA nodes whose memory they prefer; empty if ``cpus`` is None.
+    rank. ``bindings`` are those of ``ProcessSpec``; none: empty.
     """
 
     local_world_size: int
     device_variable: str
     devices: tuple[tuple[str, ...], ...] | None
-    cpus: tuple[frozenset[int], ...] | None
     shared_environ: dict[str, str]
     visible: tuple[str, ...] = ()
-    memory_nodes: tuple[int | None, ...] = ()
+    bindings: tuple[str, ...] = ()
 
     def devices_of(self, local_rank: int) -> tuple[str, ...]:
         """The GPUs that a worker probably uses: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""
@@ -127,8 +126,7 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     for module in features.modules("environ"):
         shared |= module.shared_environ(spec, inherited, sharers)
     variable = "CUDA_VISIBLE_DEVICES" if spec.dry_run else devices.visibility_variable(inherited)
-    cpus, memory_nodes = (tuple(cpus for cpus, _ in bindings), tuple(node for _, node in bindings))
-    return Placement(nproc, variable, assigned, cpus or None, shared, visible or (), memory_nodes)
+    return Placement(nproc, variable, assigned, shared, visible or (), bindings)
 
 
 def _simulated_gpus(spec: AgentSpec) -> tuple[str, ...] | None:
@@ -167,10 +165,8 @@ def _workers_on_shared_cpus(spec: AgentSpec) -> int:
     return 0 if spec.task is None or is_bound else spec.task.local_world_size
 
 
-def _bindings(
-    spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int
-) -> tuple[tuple[frozenset[int], int | None], ...]:
-    """CPUs and NUMA node of each worker; empty if they are not bound."""
+def _bindings(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[str, ...]:
+    """To which CPUs and memory each worker is bound; empty if they are not bound."""
     is_possible = not spec.dry_run and (visible or spec.workers.numa_binding != "auto")
     modules = features.modules("cpus") if is_possible and spec.workers.numa_binding != "off" else ()
     return next((module.of_workers(spec, visible, nproc) for module in modules), ())
@@ -207,8 +203,7 @@ def worker_spec(
         how=plan.how,
         argv=_worker_argv(spec, plan, spec.task.local_rank if spec.task else local_rank),
         env=env,
-        cpus=placement.cpus[local_rank] if placement.cpus else None,
-        memory_node=placement.memory_nodes[local_rank] if placement.memory_nodes else None,
+        binding=placement.bindings[local_rank] if placement.bindings else "",
     )
 
 

@@ -9,8 +9,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from ddplaunch.features import mounts
 from ddplaunch.protocol.results import HealthFinding
-from ddplaunch.system.files import kept_files, run_folder
+from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 
 LIMIT_S = 2.0
@@ -30,7 +31,7 @@ def look(folder: str) -> tuple[HealthFinding, ...]:
     if error := _error_of_writing(os.path.join(folder, f".ddplaunch-probe-{os.getpid()}")):
         text = f"nothing can be written to {shown}: {quote(error)}"
         return (HealthFinding(rule="folder-not-writable", text=text, action="another --log-dir", severity="refuse"),)
-    used_share = kept_files.used_share(folder)
+    used_share = mounts.used_share(folder)
     if used_share is not None and used_share >= FULL_SHARE:
         text = f"the disk of {shown} is {used_share:.0%} full"
         return (HealthFinding(rule="disk-full", text=text, action="delete files, or choose another --log-dir"),)

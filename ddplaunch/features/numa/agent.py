@@ -28,19 +28,13 @@ class NumaPart(Part):
         from ddplaunch.features.numa import cpus
 
         used = tuple(gpu for rank in range(placement.local_world_size) for gpu in placement.devices_of(rank)[:1])
-        bound = self._bound()
-        if text := bound or cpus.kept(os.environ):
+        bound = "; ".join(dict.fromkeys(placement.bindings))
+        if text := f"workers are bound to {bound}" if bound else cpus.kept(os.environ):
             self._node.outbox.send(Notice(f"{spec.host}: {text}", 1))
         if far := cpus.far_gpus(used):
             allowed = fold_ints(os.sched_getaffinity(0))
             text = f"warning: {spec.host}: no CPU near {far} may be used, only CPUs {allowed}"
             self._node.outbox.send(Notice(text))
-
-    def _bound(self) -> str:
-        placement = self._node.placement
-        places = zip(placement.cpus or (), placement.memory_nodes, strict=True)
-        texts = dict.fromkeys(f"CPUs {fold_ints(cpus)}, memory of NUMA node {node}" for cpus, node in places)
-        return f"workers are bound to {'; '.join(texts)}" if texts else ""
 
 
 def part(node: NodeServices) -> NumaPart:

@@ -1,8 +1,8 @@
 """CPUs and memory for ``--numa-binding``: those near a worker's GPU, read from sysfs.
 
-Runs in the agent; must not bind anything, the worker binds itself. Chooses like torch.numa.binding (2.13), but needs
-neither CUDA nor numactl, and divides a NUMA node among the GPUs that workers use, not among all visible ones. "Core" is
-a physical core, "CPU" a hardware thread.
+Runs in the agent; ``binding`` binds, in the worker. Chooses like torch.numa.binding (2.13), but needs neither CUDA nor
+numactl, and divides a NUMA node among the GPUs that workers use, not among all visible ones. "Core" is a physical core,
+"CPU" a hardware thread.
 
 ``auto`` takes no CPU from the job: each CPU that the agent may use is given to the workers of the nearest GPUs. So it
 stays within what a scheduler, a cgroup or taskset allows. A worker prefers the memory of its GPU's NUMA node, unless
@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.system import devices, linux, procfs
+from ddplaunch.features.numa import binding
+from ddplaunch.system import devices, procfs
 from ddplaunch.text import fold_ints, grouped, quote
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ Binding = tuple[frozenset[int], int | None]
 """The CPUs of a worker, and the NUMA node whose memory it prefers."""
 
 
-def of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[Binding, ...]:
+def of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[str, ...]:
+    """As ``_of_workers``, each as ``binding.text``."""
+    return tuple(binding.text(*each) for each in _of_workers(spec, visible, nproc))
+
+
+def _of_workers(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[Binding, ...]:
     """The binding of each worker of this node, by local rank; empty: none. ``visible`` are the devices that they use.
 
     Raises:
@@ -86,11 +92,11 @@ def _nearest_cpus(node: int, of_gpus: set[int], with_cpus: frozenset[int], sys: 
 
 def memory_nodes(addresses: tuple[str, ...], root: str = "/") -> tuple[int | None, ...]:
     """The NUMA nodes of these GPUs; None for one whose memory must not be used, or if the user has chosen a policy."""
-    if linux.has_memory_policy():
+    if binding.has_memory_policy():
         return (None,) * len(addresses)
     status = procfs.read(os.path.join(root, "proc/self/status")).decode()
     listed = next((line.split()[1] for line in status.splitlines() if line.startswith("Mems_allowed_list:")), "")
-    may_use = _numbers(listed)
+    may_use = binding.numbers(listed)
     nodes = (_node_of(address, Path(root, "sys")) for address in addresses)
     return tuple(node if node in may_use else None for node in nodes)
 
@@ -218,12 +224,7 @@ def _cpu_folder(cpu: int, sys: Path) -> Path:
 
 def _cpu_list(path: Path) -> frozenset[int]:
     """The kernel's list format, ``0-2,4``."""
-    return _numbers(_read(path))
-
-
-def _numbers(listed: str) -> frozenset[int]:
-    ends = [part.partition("-")[::2] for part in listed.split(",") if part]
-    return frozenset(cpu for first, last in ends for cpu in range(int(first), int(last or first) + 1))
+    return binding.numbers(_read(path))
 
 
 def _number(path: Path) -> int:

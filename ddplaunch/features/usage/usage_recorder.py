@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddplaunch.features import mounts
 from ddplaunch.features.gpus.records import GpuReading
 from ddplaunch.features.usage.records import (
     MAX_SAMPLES,
@@ -26,7 +27,6 @@ from ddplaunch.features.usage.records import (
 )
 from ddplaunch.protocol.field_types import MAX_QUANTITY
 from ddplaunch.system import procfs
-from ddplaunch.system.files import kept_files
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class DiskUse:
         return None if is_silent and now >= self._due else self._percent
 
     def _ask(self) -> None:
-        share = kept_files.used_share(self._folder or "")
+        share = mounts.used_share(self._folder or "")
         self._percent = None if share is None else round(100 * share, 1)
 
 

@@ -199,13 +199,3 @@ def is_low(path: str | Path) -> bool:
 
 def _is_less(disk: os.statvfs_result, nbytes: int) -> bool:
     return disk.f_bavail * disk.f_frsize < nbytes
-
-
-def used_share(folder: str) -> float | None:
-    """The share of the disk of a folder that is used, from 0 to 1, as ``df`` shows it; None: not known. May block."""
-    with contextlib.suppress(OSError):
-        disk = os.statvfs(folder)
-        used = disk.f_blocks - disk.f_bfree
-        if used + disk.f_bavail:  # Without what is reserved for root.
-            return used / (used + disk.f_bavail)
-    return None
