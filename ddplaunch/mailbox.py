@@ -19,7 +19,6 @@ from typing import Generic, TypeVar
 from ddplaunch.threads import in_thread
 
 E = TypeVar("E")
-K = TypeVar("K")
 
 NEVER = float("inf")
 """A deadline that does not come."""
@@ -70,13 +69,12 @@ class Mailbox(Generic[E]):
         finally:
             signal.set_wakeup_fd(before)
 
-    def take(self, kind: type[K]) -> list[K]:
-        """The events of this ``kind`` that wait, before all others. Only the thread that calls ``get`` may call it."""
-        found: list[K] = []
+    def take(self, is_wanted: Callable[[E], bool]) -> list[E]:
+        """The events like this that wait, before all others. Only the thread that calls ``get`` may call it."""
+        found: list[E] = []
         position = 0
         while position < len(self._events):
-            event = self._events[position]
-            if isinstance(event, kind):
+            if is_wanted(event := self._events[position]):
                 found.append(event)
                 del self._events[position]
             else:

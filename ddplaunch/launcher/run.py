@@ -138,6 +138,7 @@ class Run:
                     if (event := self._mailbox.get(self._timers.run_due())) is not None:
                         with self._errors_stop_the_run():
                             self._on_event(event)
+                self._handle_now(callable)
                 self._show_attempts(self._attempts.close())
         except BaseException:  # An unhandled signal, or a bug: the agents still have to stop their workers.
             close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
@@ -319,10 +320,14 @@ class Run:
 
     def _on_signals(self) -> bool:
         """Handle the signals that have arrived, before what else has; at the end of the run they are only counted."""
-        for event in () if self._nodes.all_finished else self._mailbox.take(signals.SignalReceived):
+        if not self._nodes.all_finished:
+            self._handle_now(lambda event: isinstance(event, signals.SignalReceived))
+        return False
+
+    def _handle_now(self, is_wanted: Callable[[object], bool]) -> None:
+        for event in self._mailbox.take(is_wanted):
             with self._errors_stop_the_run():
                 self._on_event(event)
-        return False
 
     # The end of a node.
 

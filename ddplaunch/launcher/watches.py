@@ -56,7 +56,8 @@ class RunServices(NamedTuple):
         messages: shows messages to the user; it knows the console.
         note: notes an event of the run, as ``Watches.note``; any thread may call it.
         folder: returns the run folder; None if no files are kept.
-        post: has the main thread call a function, when it has handled what came before; any thread may call it.
+        post: has the main thread call a function, when it has handled what came before; also at the end of the run,
+            until ``Watch.on_loop_ended``. Any thread may call it.
         ask: has the watches answer a request on the control socket. Returns whether one does, now or later.
     """
 

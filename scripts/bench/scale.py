@@ -42,7 +42,7 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
 from ddplaunch.features.remote import remote_start
 from ddplaunch.launcher import launch, pings, run, setup
-from ddplaunch.mailbox import K, Mailbox
+from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system import signals
@@ -219,9 +219,9 @@ class WatchedMailbox(Mailbox[object]):
         self._left_at = time.monotonic()
         return event
 
-    def take(self, kind: type[K]) -> list[K]:
+    def take(self, is_wanted: Callable[[object], bool]) -> list[object]:
         self._look()
-        return super().take(kind)
+        return super().take(is_wanted)
 
     def _look(self) -> None:
         now = time.monotonic()

@@ -8,14 +8,17 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch import features
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher import run as run_module
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.run import Run
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -92,6 +95,28 @@ def test_other_events_are_handled_once_all_nodes_are_started(monkeypatch: pytest
     assert started == NODES
     assert run._shutdown.error
     assert run._shutdown.error.message == "no room"
+
+
+def test_what_a_watch_posts_when_the_last_agent_ends_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    class Late(Watch):
+        def __init__(self, run: RunServices) -> None:
+            self._post = run.post
+
+        def on_event(self, index: int, event: object) -> None:
+            if isinstance(event, ChannelClosed):
+                self._post(lambda: called.append("posted"))
+
+        def on_loop_ended(self) -> None:
+            called.append("loop ended")
+
+    late = SimpleNamespace(watches=lambda run: (Late(run),))
+    monkeypatch.setattr(features, "watch_modules", lambda _config: [late])
+    _, run = started_until({NODES: FromNode(0, AgentFailed("no room", "", 82))}, monkeypatch)
+    monkeypatch.setattr(run, "_finish", lambda: None)
+    run.run()
+    assert called == ["posted"] * NODES + ["loop ended"]
 
 
 def test_a_launcher_takes_the_run_id_and_the_folder_on_which_the_nodes_have_agreed(
