@@ -112,10 +112,12 @@ def test_a_checkpoint_that_ends_attempts_is_set_aside_and_the_job_goes_on_from_t
     script: Path, saves: Path
 ):
     damage(saves)
+    (saves / "last.pt").symlink_to("step-3.pt")
     done = train(script, saves, 3, "--max-restarts", "9", "--set-aside-bad-checkpoint")
     assert done.returncode == 0, done.err
     assert DAMAGED in done.err, done.err
-    assert f"step-3.pt is set aside as {saves}/step-3.pt.bad1; it may be sound after all" in done.err
+    aside = f"{saves}/step-3.pt.bad1, and last.pt names step-2.pt now"
+    assert f"step-3.pt is set aside as {aside}; it may be sound after all" in done.err
     assert set(re.findall(r":\d\] from (\d)", done.out)) == {"3", "2"}
     assert len(done.report["attempts"]) == 4
 

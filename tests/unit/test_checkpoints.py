@@ -169,12 +169,35 @@ def test_a_checkpoint_that_is_set_aside_is_not_found_any_more(tmp_path: Path):
         file(tmp_path / "step_2.pt", 3)
 
 
-def test_one_that_a_mark_names_is_not_set_aside(tmp_path: Path):
-    file(tmp_path / "global_step7/states.pt", 1)
-    file(tmp_path / "latest", 2, b"global_step7")
-    with pytest.raises(ValueError, match="names it as the latest"):
-        set_aside(str(tmp_path), str(tmp_path / "global_step7"))
-    assert newest(tmp_path) == ("global_step7", 7)
+@pytest.mark.parametrize("mark", ["latest", "latest_checkpointed_iteration.txt", "last.ckpt"])
+def test_a_mark_of_one_that_is_set_aside_names_the_one_before_and_then_is_set_aside_too(tmp_path: Path, mark: str):
+    """Of DeepSpeed, of Megatron, and the link of Lightning."""
+    for number in (100, 200):
+        file(tmp_path / f"iter_{number:07d}/model.pt", number)
+    marks = {"latest": b"iter_0000200\n", "latest_checkpointed_iteration.txt": b"200"}
+    file(tmp_path / mark, 300, marks[mark]) if mark in marks else (tmp_path / mark).symlink_to("iter_0000200")
+    (tmp_path / "best").symlink_to("iter_0000200")
+    (via := tmp_path / "via").symlink_to(".")  # As a folder of a home, which is a link.
+    done = set_aside(str(via), str(tmp_path / "iter_0000200"))
+    assert f"{tmp_path}/iter_0000200.bad1, and " in done
+    assert f", and {mark} names iter_0000100 now" in done
+    now = os.readlink(tmp_path / mark) if mark not in marks else (tmp_path / mark).read_text()
+    assert now == ("100" if mark.endswith(".txt") else "iter_0000100")
+    assert (tmp_path / "best").readlink() == Path("iter_0000200.bad1")
+    assert newest(tmp_path) == ("iter_0000100", 100)
+    done = set_aside(f"{tmp_path}/iter*", str(tmp_path / "iter_0000100"))
+    assert done == f"{tmp_path}/iter_0000100.bad1, {mark} as {mark}.bad1"
+    assert newest(tmp_path) == ("", 0)
+    for path in via, tmp_path / "best":
+        path.unlink()
+    assert sorted(os.listdir(tmp_path)) == ["iter_0000100.bad1", "iter_0000200.bad1", f"{mark}.bad1"]
+
+
+def test_a_link_beside_a_checkpoint_is_no_other_one(tmp_path: Path):
+    """Lightning's ``last.ckpt``: to rename only the link would leave the checkpoint."""
+    file(tmp_path / "epoch=1-step=20.ckpt", 20)
+    (tmp_path / "last.ckpt").symlink_to("epoch=1-step=20.ckpt")
+    assert newest(tmp_path) == newest(f"{tmp_path}/*.ckpt") == ("epoch=1-step=20.ckpt", 20)
 
 
 # The part of an agent.

@@ -38,7 +38,8 @@ def rows() -> tuple[object, ...]:
         ),
         flag(
             "--set-aside-bad-checkpoint",
-            "With --checkpoint: rename one from which two attempts have begun and soon failed. Default: only say it.",
+            "With --checkpoint: rename one from which two attempts have begun and soon failed; a mark `latest` that "
+            "names it then names the one before. Default: only say it.",
             sets="set_aside_bad_checkpoint",
             only=(Condition("with --checkpoint", lambda config: config.checkpoint),),
             heading="Restarts and stopping",

@@ -166,7 +166,7 @@ class CheckpointPart(Part):
         with contextlib.suppress(FileNotFoundError):
             try:
                 text = f"{name_of(path, 0)} is set aside as {set_aside(self._pattern, path)}; it may be sound after all"
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 text = f"{text}: {error}"
         found = self._search.newest(all_ended=True) if self._search else None
 

@@ -20,6 +20,7 @@ import re
 import stat
 import struct
 from collections.abc import Iterator
+from itertools import count
 from typing import BinaryIO, NamedTuple
 
 _MARKS = ("latest", "latest_checkpointed_iteration.txt", "last_checkpoint")
@@ -69,13 +70,17 @@ class Search:
 
     def newest(self, *, all_ended: bool) -> Found | None:
         """The newest whole checkpoint; None if there is none. ``all_ended``: nobody writes any more."""
-        marked = _marked(self._pattern) if os.path.isdir(self._pattern) else None
-        if marked:
-            return marked
+        marked = _marked(self._pattern) if os.path.isdir(self._pattern) else {}
+        return next(iter(marked.values()), None) or self.newest_but("", all_ended=all_ended)
+
+    def newest_but(self, bad: str, *, all_ended: bool) -> Found | None:
+        """The newest whole one but ``bad``, whatever marks name."""
         seen, found = self._seen, list[Found]()
         self._seen = {}
         for path in _candidates(self._pattern):
             with contextlib.suppress(OSError, ValueError):
+                if bad and os.path.samefile(path, bad):
+                    continue
                 if (each := self._examined(path, seen, all_ended)) is not None:
                     found.append(each)
         return max(found, key=lambda each: each.saved_ns, default=None)
@@ -116,6 +121,8 @@ def _candidates(pattern: str) -> list[str]:
         paths = folders or ([pattern] if _is_one(pattern) else paths)
     else:
         paths = [pattern]
+    real = {os.path.realpath(path) for path in paths if not os.path.islink(path)}
+    paths = [path for path in paths if not (os.path.islink(path) and os.path.realpath(path) in real)]
     dated = sorted(((_changed_ns(path), path) for path in paths if not _UNFINISHED.search(_name(path))), reverse=True)
     return [path for changed_ns, path in dated[:_MAX_CANDIDATES] if changed_ns]
 
@@ -128,8 +135,8 @@ def _is_one(folder: str) -> bool:
 
 def _entries(folder: str) -> Iterator[str]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for count, entry in enumerate(entries):
-            if count >= _MAX_NAMES:
+        for number, entry in enumerate(entries):
+            if number >= _MAX_NAMES:
                 return
             is_folder = entry.is_dir()
             if entry.name.endswith(_FILES) or (is_folder and (re.search(r"\d", entry.name) or _is_one(entry.path))):
@@ -152,20 +159,20 @@ def _finished_folder(folder: str) -> Found | None:
     return None
 
 
-def _marked(folder: str) -> Found | None:
-    """What a mark in the folder names; None if there is no mark, or not what it names."""
-    for name in _MARKS:
-        path = os.path.join(folder, name)
+def _marked(folder: str) -> dict[str, Found]:
+    """The marks in the folder, with what each names, if that exists."""
+    found = dict[str, Found]()
+    for path in (os.path.join(folder, name) for name in _MARKS):
         with contextlib.suppress(OSError, ValueError):
-            if os.path.islink(path):
-                target = os.path.realpath(path)
-                if os.path.exists(target):
-                    return Found(target, os.lstat(path).st_mtime_ns, _step(target))
-            elif os.path.isfile(path):
-                for target in _named(folder, _head(path, _MAX_MARK).decode("utf-8", "replace").strip()):
-                    if os.path.exists(target):
-                        return Found(target, os.stat(path).st_mtime_ns, _step(target))
-    return None
+            is_link = os.path.islink(path)
+            named = [os.path.realpath(path)] if is_link else _named(folder, _text(path)) if os.path.isfile(path) else ()
+            for target in filter(os.path.exists, named):
+                found.setdefault(path, Found(target, os.lstat(path).st_mtime_ns, _step(target)))
+    return found
+
+
+def _text(mark: str) -> str:
+    return _head(mark, _MAX_MARK).decode("utf-8", "replace").strip()
 
 
 def _named(folder: str, text: str) -> Iterator[str]:
@@ -177,8 +184,8 @@ def _named(folder: str, text: str) -> Iterator[str]:
 
 
 def _files(folder: str) -> Iterator[str]:
-    for count, (where, folders, names) in enumerate(os.walk(folder)):
-        if where[len(folder) :].count("/") >= _MAX_DEPTH or count > _MAX_FILES:
+    for number, (where, folders, names) in enumerate(os.walk(folder)):
+        if where[len(folder) :].count("/") >= _MAX_DEPTH or number > _MAX_FILES:
             folders.clear()
         yield from (os.path.join(where, name) for name in names[:_MAX_FILES])
 
@@ -229,15 +236,53 @@ def _state_step(path: str) -> int:
 
 
 def set_aside(pattern: str, path: str) -> str:
-    """Rename a checkpoint, so that nothing that looks for its name finds it. Returns the new path.
+    """Rename a checkpoint, so that nothing that looks for its name finds it.
+
+    Marks, and links ``latest`` and ``last``, that name it name the one before; without one they are renamed, too. Other
+    links follow it: one ``best`` keeps its meaning. Returns what was done, for the user: the new path, and each mark.
 
     Raises:
-        OSError: it cannot be renamed.
-        ValueError: a mark names it, and the script would look for it in vain.
+        OSError: it cannot be renamed, or a mark cannot be changed.
     """
     path = path.rstrip("/")
-    if os.path.isdir(pattern) and (marked := _marked(pattern)) and marked.path.rstrip("/") == path:
-        raise ValueError("a link or a file beside it names it as the latest")
-    new = next(name for number in range(1, 1000) if not os.path.lexists(name := f"{path}.bad{number}"))
+    before, new = Search(pattern).newest_but(path, all_ended=True), _bad_name(path)
+    newest = before.path if before else ""
+    done = [_turned(mark, newest if _name(mark).startswith(("latest", "last")) else new) for mark in _marks_of(path)]
     os.rename(path, new)
-    return new
+    return ", ".join([new, *done])
+
+
+def _marks_of(path: str) -> list[str]:
+    """The marks, and all other links, that name ``path`` and stand beside it."""
+    folder, name = os.path.split(path)
+    named = {mark: found.path for mark, found in _marked(folder).items()}
+    paths = (os.path.join(folder, each) for each in os.listdir(folder))
+    named |= {link: link for link in paths if os.path.islink(link) and os.path.exists(link)}
+    return [mark for mark, to in named.items() if _name(mark) != name and os.path.samefile(to, path)]
+
+
+def _bad_name(path: str) -> str:
+    return next(name for number in count(1) if not os.path.lexists(name := f"{path}.bad{number}"))
+
+
+def _turned(mark: str, to: str) -> str:
+    """Have a mark name the checkpoint ``to``, in its own form; rename it if it cannot. Returns what was done."""
+    folder, name = os.path.split(mark)
+    text = _name(to) if to and os.path.samefile(os.path.dirname(to), folder) else ""
+    if text and not os.path.islink(mark) and _text(mark).isdecimal():
+        step = _step(to)
+        text = str(step) if text in (form.format(step) for form in _BY_NUMBER) else ""
+    if not text:
+        os.rename(mark, new := _bad_name(mark))
+        return f"{name} as {_name(new)}"
+    made = f"{mark}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(made)
+    if os.path.islink(mark):
+        os.symlink(text, made)
+    else:
+        with open(made, "x") as file:
+            file.write(text)
+        os.chmod(made, stat.S_IMODE(os.stat(mark).st_mode))
+    os.replace(made, mark)
+    return f"and {name} names {_name(to)} now"
