@@ -160,6 +160,7 @@ def test_the_working_directory_shows_the_newest_code_and_keeps_what_workers_writ
     (first := Sender(root)).run()
     work = host / "work" / first.order.project
     (work / "lib/out.txt").write_text("written by a worker")
+    inode = (work / "lib/a.py").lstat().st_ino
     (root / "lib/b.py").unlink()
     shutil.rmtree(root / "gone")
     (root / "gone").write_text("now a file")
@@ -173,6 +174,7 @@ def test_the_working_directory_shows_the_newest_code_and_keeps_what_workers_writ
     }
     assert (work / "lib/ignored").is_dir()
     assert os.path.samefile(work / "here", work / "lib")
+    assert (work / "lib/a.py").lstat().st_ino == inode  # Thousands of links would take seconds.
 
 
 def test_folders_of_the_code_that_a_worker_has_written_into_stay(root: Path, host: Path):

@@ -106,6 +106,8 @@ def serve(query: MakeCopy | PutPart | GiveFiles, _stream: BinaryIO, outbox: Any)
         answer = CopyAnswer(problem=_problems.pop()) if _problems else _answer(query)
     except OSError as error:
         answer = CopyAnswer(problem=quote(f"{error.filename or HOME_BASE}: {error.strerror}", 1000))
+    except content.Changed as error:  # By a worker, in an earlier copy.
+        answer = CopyAnswer(problem=quote(f"{error.path} changes while it is copied there", 1000))
     except (LaunchError, ValueError, KeyError, TypeError, zlib.error) as error:
         answer = CopyAnswer(problem=quote(str(error), 1000))
     finally:

@@ -23,18 +23,19 @@ _MAX_LINKS = 3
 def link(folder: str, work: str, cwd: str, found: Facts, sender: str, on_link: Callable[[], None]) -> str:
     """Have ``work`` show the code: the same folders, with links to the files of the snapshot ``folder``.
 
-    What a worker writes into a folder of the code is thus found beside other code, too. The links are noted in a file
-    beside ``work``, so that those of older code are removed, and nothing else; and who has sent the code. Returns who
-    had sent that which was there before. Calls ``on_link`` for each link.
+    What a worker writes into a folder of the code is thus found beside other code, too. All links lead through one
+    beside ``work``, which leads to the snapshot: of code with other contents, only that one changes. They are noted in
+    a file there, so that those of older code are removed, and nothing else; and who has sent the code. Returns who had
+    sent that which was there before. Calls ``on_link`` for each link that is made.
 
     Raises:
         LaunchError: a worker, or the user, has put something else there.
     """
+    code, note = f"{work}.code", f"{work}.links.json"
     links = {
-        path: noted[0] if _leads_inside(noted) else os.path.join(folder, path) for path, noted in found.files.items()
+        path: noted[0] if _leads_inside(noted) else os.path.join(code, path) for path, noted in found.files.items()
     }
     folders = copies.folders_of(links)
-    note = f"{work}.links.json"
     os.makedirs(work, mode=0o700, exist_ok=True)
     before, sender_before = _read_note(note)
     for path, target in before.items():
@@ -44,6 +45,11 @@ def link(folder: str, work: str, cwd: str, found: Facts, sender: str, on_link: C
         with contextlib.suppress(OSError):  # A worker has written into it.
             os.rmdir(os.path.join(work, old))
     kept_files.write_whole(note, json.dumps({"links": links, "sender": sender}))
+    if _target(code) != folder:
+        with contextlib.suppress(FileNotFoundError):  # Of a process that was killed here.
+            os.unlink(f"{code}.part")
+        os.symlink(folder, f"{code}.part")
+        os.replace(f"{code}.part", code)
     try:
         for each in (*sorted(folders), cwd):
             os.makedirs(here := os.path.join(work, each), mode=0o700, exist_ok=True)
