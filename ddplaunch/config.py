@@ -20,6 +20,7 @@ Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
 CompileCache = Literal["local", "off"]
 NumaBinding = Literal["auto", "node", "socket", "exclusive", "core-complex", "off"]
+CheckFirst = Literal["quick", "deep"]
 HealthPolicy = Literal["off", "warn", "refuse"]
 
 _MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
@@ -236,6 +237,8 @@ class LaunchConfig(AgentConfig):
         slurm_job: the SLURM job that contains this process.
         requeue_on: names of the signals after which SLURM is to requeue that job; they stop the run, too.
         stop_before_end: signal that the workers get before the end of the job, and how many seconds before; None: none.
+        check_first: nodes must pass the check before workers start; ``deep``: with the network and the GPUs measured.
+        passing_hosts_file: file for the hosts that have passed it; None: none.
         time_limit_s: seconds from the start after which the job ends; None: the scheduler says it.
         job_ends_s: by its scheduler, in seconds since 1970; None: not known. A run with ``stop_before_end`` fills it.
         checkpoint: folder, file or pattern of the job's checkpoints, on the nodes; None: they are not looked at.
@@ -273,6 +276,8 @@ class LaunchConfig(AgentConfig):
     slurm_job: SlurmJob | None = None
     requeue_on: tuple[str, ...] = ()
     stop_before_end: tuple[str, float] | None = None
+    check_first: CheckFirst | None = None
+    passing_hosts_file: str | None = None
     time_limit_s: float | None = None
     job_ends_s: float | None = None
     checkpoint: str | None = None

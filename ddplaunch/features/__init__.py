@@ -74,6 +74,7 @@ class Feature(NamedTuple):
 
 
 _IN_ALL = ("launcher", "agent", "worker", "records", "queries")
+_OF_CHECK = ("compile_cache", "gpus", "health", "name_servers", "numa", "runs")
 """Modules of a feature that is in all processes."""
 
 FEATURES = (
@@ -88,7 +89,7 @@ FEATURES = (
     Feature("gpus", ("agent",), declares=False),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus", "runs")),
     Feature("free_gpus", ("agent",), needs=("gpus", "health"), early_if=("workers.gpus",), declares=False),
-    Feature("health", ("launcher", "agent", "records"), needs=("gpus",), early_if=("hosts",)),
+    Feature("health", ("launcher", "agent", "records"), needs=("gpus",), early_if=("hosts", "check_first")),
     Feature("nccl", ("launcher", "agent"), needs=("health",)),
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps", "runs")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
@@ -112,7 +113,7 @@ FEATURES = (
     Feature("name_servers", ("agent",), declares=False),
     Feature("keep_runs", ("launcher", "agent"), needs=("runs",)),
     Feature("plan", needs=("faults", "forwarding", "remote")),
-    Feature("check", ("queries",), needs=("compile_cache", "gpus", "health", "name_servers", "numa", "runs")),
+    Feature("check", ("queries",), _OF_CHECK, early_if=("check_first", "passing_hosts_file")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
     Feature("environments", ("agent", "queries"), needs=("remote", "runs"), early_if=("env",)),
     Feature("snapshot", _IN_ALL, needs=("remote", "runs", "ssh"), early_if=("snapshot", "sync", "code")),

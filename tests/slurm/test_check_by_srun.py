@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +20,19 @@ def test_the_nodes_of_the_allocation_are_checked(slurm: Slurm):
     assert "all-reduce by gloo over 2 nodes" in done.out
     assert "no problems found" in done.err
     assert "logs on" not in done.err
+
+
+@pytest.mark.slow
+def test_a_job_runs_on_the_nodes_that_pass(slurm: Slurm, tmp_path: Path):
+    options = ("--nnodes", "1:2", "--check-first", "deep", "--passing-hosts-file", tmp_path / "good")
+    few = ("--remote-setup", "case $(hostname) in node02) ulimit -n 2000;; esac")
+    done = salloc(slurm, "-N2", *options, *few, "--nproc-per-node", "1", "--no-python", "hostname").finish()
+    assert done.returncode == 0, done.err
+    assert "not used: node02: at most 2000 open files" in done.err
+    assert (tmp_path / "good").read_text() == "node01\n"
+    assert done.out.split() == ["[node01:0]", "node01"]
+    quick = ("--nnodes", "1:2", "--check-first", "quick", *few)
+    done = salloc(slurm, "-N2", *quick, "--nproc-per-node", "1", "--no-python", "hostname").finish()
+    assert done.returncode == 0, done.err
+    assert "not used: node02: at most 2000 open files" in done.err
+    assert "node01 passes the check" in done.err

@@ -43,9 +43,9 @@ def test_a_node_that_a_start_refuses_has_the_code_of_such_a_start(
     policy: HealthPolicy, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = replace(LOOK, health=NodeHealth(findings=(REMAP,)))
-    monkeypatch.setattr(check, "_inspect", lambda _config: ([CheckedNode(host="gpu1", report=report)], []))
+    monkeypatch.setattr(check, "inspect", lambda _config: ([CheckedNode(host="gpu1", report=report)], []))
     rates = NetworkRates(nccl=("",), pairs=(0.0,), backend="gloo", all_reduce=0.0)
-    monkeypatch.setattr(check, "_network_rates", lambda _config, _nodes: rates)
+    monkeypatch.setattr(check, "network_rates", lambda _config, _nodes: rates)
     shown: list[str] = []
     assert check.check(asked("", shown.append, config=LaunchConfig(script="x.py", health=policy))) == code
     assert "warning: gpu1: GPU 1: a row of its memory could not be remapped" in shown

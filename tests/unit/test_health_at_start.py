@@ -40,7 +40,7 @@ def part_of(sent: list[object], *answers: GpuReading, is_stopping: bool = False)
         return done()
 
     rest = {"report": sent.append, "outbox": SimpleNamespace(send=sent.append), "post": sent.append, "wait": wait}
-    rendezvous = SimpleNamespace(tell_cannot_join=sent.append, clock_ahead_s=(59.0, 61.0))
+    rendezvous = SimpleNamespace(tell_cannot_join=lambda reason, _code: sent.append(reason), clock_ahead_s=(59.0, 61.0))
     node: Any = SimpleNamespace(spec=spec, begun={"gpus": gpus}, rendezvous=rendezvous, **rest)
     node.is_stopping = lambda: is_stopping
     part = HealthPart(node)

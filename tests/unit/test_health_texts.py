@@ -51,9 +51,7 @@ def test_what_findings_and_differences_are_told_as() -> None:
         "a refusal is one line": [
             findings.refusal([replace(XID, severity="warn"), replace(XID, local_ranks=()), XID, XID], "gpu3")
         ],
-        "only the folder of the logs": [
-            str(findings.are_of_folder([log_folder.silent("/logs"), *more])) for more in ((), (XID,))
-        ],
+        "only the folder of the logs": [findings.subject([log_folder.silent("/logs"), *more]) for more in ((), (XID,))],
         "a silent folder": [found.severity for found in [log_folder.silent("/logs")]],
         "an odd node": [
             between(node(driver="550.9")),

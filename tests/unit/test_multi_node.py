@@ -293,7 +293,7 @@ def test_the_time_to_tell_the_others_of_a_refusal_begins_when_torch_is_imported(
     new_node: NewNode, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = slow_node(new_node, spec, monkeypatch)
-    node.rendezvous.tell_cannot_join("GPU 2 is broken")
+    node.rendezvous.tell_cannot_join("GPU 2 is broken", 82)
     assert node.limit_s == 30.0
 
 
@@ -328,5 +328,5 @@ def test_the_node_that_serves_reports_at_once_and_stays_until_the_others_have_th
 def test_a_node_that_is_refused_tells_the_others(new_node: NewNode, spec: AgentSpec) -> None:
     node = new_node(spec, JOINS)
     node.answers[NodeCannotJoin] = [lambda: node.post(lambda: None)]
-    node.rendezvous.tell_cannot_join("GPU 2 is broken")
-    node.wait(lambda: NodeCannotJoin(3, "GPU 2 is broken") in node.told)
+    node.rendezvous.tell_cannot_join("GPU 2 is broken", 82)
+    node.wait(lambda: NodeCannotJoin(3, "GPU 2 is broken", 82) in node.told)

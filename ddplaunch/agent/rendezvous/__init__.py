@@ -50,8 +50,8 @@ class Rendezvous:
         """
         raise NotImplementedError
 
-    def tell_cannot_join(self, reason: str) -> None:
-        """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
+    def tell_cannot_join(self, reason: str, exit_code: int) -> None:
+        """This node takes no part: tell the others, which exit with ``exit_code``, if only it can. Must not raise."""
 
     @property
     def has_joined(self) -> bool:

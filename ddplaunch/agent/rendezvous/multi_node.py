@@ -165,7 +165,7 @@ class MultiNodeRendezvous(Rendezvous):
         self._node.outbox.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
         self._node.outbox.send(AttemptEnded(verdicts.of_spare(verdict)))
 
-    def tell_cannot_join(self, reason: str) -> None:
+    def tell_cannot_join(self, reason: str, exit_code: int) -> None:
         """As ``Rendezvous.tell_cannot_join``. Without it the others would wait until the end of their patience."""
         config = self._next_config
         if config is None or self._one_launcher_leads:
@@ -174,7 +174,7 @@ class MultiNodeRendezvous(Rendezvous):
         with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
             client = self._connect(TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
             if client and client.ready:
-                client.send(NodeCannotJoin(client.ready.node_index, reason))
+                client.send(NodeCannotJoin(client.ready.node_index, reason, exit_code))
                 self._await_others(client)
 
     def _await_others(self, client: RendezvousClient) -> None:

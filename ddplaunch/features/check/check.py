@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.cluster.hosts import display_names, fold
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, WorkerConfig
-from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
-from ddplaunch.features.check import deep_check, page
+from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, USAGE, LaunchError, UsageError
+from ddplaunch.features.check import deep_check, page, verdicts
 from ddplaunch.features.check.page import CheckedNode
 from ddplaunch.features.check.queries import (
     GPU_RATES,
@@ -32,6 +32,7 @@ from ddplaunch.features.check.queries import (
     NodeGpuRates,
     NodeReport,
 )
+from ddplaunch.features.health import passing
 from ddplaunch.features.runs.asked_nodes import ANSWER_TIMEOUT_S, QueriedNode, Queries
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
@@ -68,37 +69,37 @@ def check(request: Request) -> int:
     config = _configuration(request)
     show, report = request.show, request.report
     _check_supported(config)
+    passing.check_file(config)
     for notice in config.notices:
         if notice.min_verbosity <= config.output.verbosity:
             report(str(notice))
     report(f"checking {quote(fold(setup.node_names(config)))}")
-    nodes, failures = _inspect(config)
-    rates, gpu_rates, error = None, list[tuple[str, NodeGpuRates]](), None
+    nodes, failures = inspect(config)
+    rates, rates_of_gpus, error = None, list[tuple[str, NodeGpuRates]](), None
     try:
         if nodes:
-            rates = _network_rates(config, nodes)
-            by_node = zip(nodes, rates.nccl, rates.pairs, strict=True)
-            nodes = [replace(node, nccl=nccl, bytes_per_s=rate) for node, nccl, rate in by_node]
+            rates = network_rates(config, nodes)
+            nodes = with_rates(nodes, rates)
             if request.options["deep"]:
-                report("measuring the GPUs: matrix products, memory, and transfers between them")
-                _, lines = _run(_job(config, nodes, "worker_gpus"), GPU_RATES.encode())
-                gpu_rates = deep_check.of_nodes([node.host for node in nodes], lines)
+                rates_of_gpus = gpu_rates(config, nodes, report)
     except LaunchError as problem:
         error = problem
     refused = page.refused(nodes) if config.health == "refuse" else []
-    problems = [*page.problems(nodes), *deep_check.problems(gpu_rates)]
+    problems = [*page.problems(nodes), *deep_check.problems(rates_of_gpus)]
     if nodes:
         show(page.node_table(nodes))
     for line in filter(None, (*page.imports(nodes), page.sent(nodes))):
         show(line)
     if rates and len(nodes) > 1:
         show(page.rates(rates.all_reduce, rates.backend, nodes))
-    if gpus := deep_check.rates_table(gpu_rates):
+    if gpus := deep_check.rates_table(rates_of_gpus):
         show(gpus)
     if health := page.health(nodes):
         show(health)
     for line in problems:
         show(f"warning: {line}")
+    if config.passing_hosts_file:
+        _write_passing(config, nodes, rates_of_gpus, error)
     _raise_failures(failures, error)
     report("problems found, see the warnings above" if problems else "no problems found")
     if refused:
@@ -133,7 +134,26 @@ def _raise_failures(failures: Sequence[HostFailure], error: LaunchError | None) 
         raise error
 
 
-def _network_rates(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> NetworkRates:
+def _write_passing(
+    config: LaunchConfig,
+    nodes: Sequence[CheckedNode],
+    gpus: Sequence[tuple[str, NodeGpuRates]],
+    error: LaunchError | None,
+) -> None:
+    """Write ``--passing-hosts-file``, unless a job that measures has failed: then nobody knows which hosts pass.
+
+    Raises:
+        LaunchError: the file cannot be written.
+    """
+    if error and not page.unreachable(nodes):
+        return
+    failed = verdicts.failed(nodes, config.health) | verdicts.slow(nodes, gpus)
+    names = [node.host for node in nodes if node.host not in failed]
+    if problem := passing.written(config.passing_hosts_file or "", config, names):
+        raise LaunchError(f"{passing.OPTION} {quote(config.passing_hosts_file or '')}: {problem}", "", USAGE)
+
+
+def network_rates(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> NetworkRates:
     """Run the job that measures the network of the usable nodes, and read the results that rank 0 printed.
 
     Raises:
@@ -153,6 +173,25 @@ def _network_rates(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> Networ
             RENDEZVOUS,
         )
     raise LaunchError("a worker that only uses torch fails on this node", "", NODE_NOT_READY)
+
+
+def with_rates(nodes: Sequence[CheckedNode], rates: NetworkRates) -> list[CheckedNode]:
+    """``nodes`` with what was measured of each."""
+    by_node = zip(nodes, rates.nccl, rates.pairs, strict=True)
+    return [replace(node, nccl=nccl, bytes_per_s=rate) for node, nccl, rate in by_node]
+
+
+def gpu_rates(
+    config: LaunchConfig, nodes: Sequence[CheckedNode], report: Callable[[str], None]
+) -> list[tuple[str, NodeGpuRates]]:
+    """Run the job that measures the GPUs: the rates by host.
+
+    Raises:
+        LaunchError: the user stopped it.
+    """
+    report("measuring the GPUs: matrix products, memory, and transfers between them")
+    _, lines = _run(_job(config, nodes, "worker_gpus"), GPU_RATES.encode())
+    return deep_check.of_nodes([node.host for node in nodes], lines)
 
 
 # A module of ddplaunch in a real job with one worker per node.
@@ -207,7 +246,7 @@ def _run(config: LaunchConfig, prefix: bytes) -> tuple[RunResult, list[bytes]]:
 # Inspection by agents.
 
 
-def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]]:
+def inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]]:
     """Results of all usable nodes in the order of the hosts, and the failures of the others.
 
     Raises:

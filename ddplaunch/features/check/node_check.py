@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from ddplaunch.features.check.queries import (
 )
 from ddplaunch.features.compile_cache import environ
 from ddplaunch.features.gpus import reader
+from ddplaunch.features.health import readiness
 from ddplaunch.features.name_servers import look_up
 from ddplaunch.features.numa import cpus
 from ddplaunch.protocol import wire
@@ -126,7 +126,7 @@ def _inspect(order: InspectNode, addresses: tuple[str, ...], port: int, read: Gp
         cuda=quote(cuda),
         gpus=_models(read),
         gpu_users=tuple(gpu_users(read)),
-        shm_free_bytes=_free_bytes("/dev/shm"),
+        shm_free_bytes=readiness.free_bytes("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         address=addresses[0],
         name=quote(name),
@@ -201,13 +201,6 @@ def _import_torch(python: str) -> ImportTimes:
 def _file_system(path: str) -> str:
     """Kind and mount point of the file system of ``path``; empty without /proc."""
     return quote(" at ".join(filter(None, mounts.mount_of(os.path.realpath(path)))))
-
-
-def _free_bytes(folder: str) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
 
 
 def _accept(listener: socket.socket) -> None:

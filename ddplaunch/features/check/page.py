@@ -12,14 +12,13 @@ from dataclasses import replace
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.features import mounts
 from ddplaunch.features.check.queries import ImportTimes, NodeReport
-from ddplaunch.features.health import findings
+from ddplaunch.features.health import findings, readiness
 from ddplaunch.features.name_servers import look_up
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import grouped, median, plural, size, table
 
 MAX_CLOCK_S = 1.0
 SLOW_IMPORT_S = 10.0
-_MIN_SHM_BYTES, _MIN_OPEN_FILES = 512 << 20, 4096
 _HEAD = ("hosts", "Python", "torch", "CUDA", "NCCL", "GPUs", "/dev/shm", "open files", "clock", "reverse DNS")
 
 
@@ -104,10 +103,12 @@ def rates(all_bytes_per_s: float, backend: str, nodes: Sequence[CheckedNode]) ->
     """Rates of the all-reduce and of pairs of nodes."""
     pairs = sorted(node.bytes_per_s for node in nodes)
     ends = list(dict.fromkeys((_bits(pairs[0]), _bits(pairs[-1]))))
-    return (
-        f"all-reduce by {backend} over {len(nodes)} nodes: {_bits(all_bytes_per_s)} out of each node and into it\n"
-        f"in pairs, each way: {' to '.join(ends)}"
-    )
+    return f"{all_reduce(all_bytes_per_s, backend, nodes)}\nin pairs, each way: {' to '.join(ends)}"
+
+
+def all_reduce(bytes_per_s: float, backend: str, nodes: Sequence[CheckedNode]) -> str:
+    """The rate of the all-reduce."""
+    return f"all-reduce by {backend} over {len(nodes)} nodes: {_bits(bytes_per_s)} out of each node and into it"
 
 
 def imports(nodes: Sequence[CheckedNode]) -> list[str]:
@@ -189,7 +190,7 @@ def problems(nodes: Sequence[CheckedNode]) -> list[str]:
     """Problems that would make a job fail or slow, with remedies; one line for all nodes with a problem."""
     hosts = grouped((text, node.host) for node in nodes for text in _node_problems(node))
     of_nodes = [f"{fold(names)}: {text}" for text, names in hosts.items()]
-    slow = (*_slow_imports(nodes), *_slow_links(nodes))
+    slow = (*_slow_imports(nodes), *slow_links(nodes))
     return [*of_nodes, *_differences(nodes), *_hardware_differences(nodes), *slow]
 
 
@@ -201,12 +202,8 @@ def _node_problems(node: CheckedNode) -> Iterator[str]:
     yield from report.gpu_users
     if report.far_gpus:
         yield f"no CPU near {report.far_gpus} may be used: a scheduler, a cgroup or taskset has chosen others"
-    if report.gpus and report.torch and not report.cuda:
-        yield f"has GPUs, but torch {report.torch} cannot use them: install a torch built for them"
-    if report.shm_free_bytes is None or report.shm_free_bytes < _MIN_SHM_BYTES:
-        yield "little space in /dev/shm: DataLoader workers and NCCL need it (docker run --shm-size=8g or --ipc=host)"
-    if 0 <= report.open_files[1] < _MIN_OPEN_FILES:
-        yield f"at most {report.open_files[1]} open files, too few for many workers: raise the hard limit (nofile)"
+    for finding in readiness.broken(facts(node)):
+        yield f"{finding.text} ({finding.action})"
     if abs(node.clock_s) - node.clock_error_s > MAX_CLOCK_S:
         side = "ahead of" if node.clock_s > 0 else "behind"
         yield f"the clock is {abs(node.clock_s):.1f} s {side} the launcher's: start chrony or ntpd"
@@ -218,6 +215,14 @@ def _node_problems(node: CheckedNode) -> Iterator[str]:
                 f"what is compiled is kept on {file_system}, where ranks may fail by stale files and compile slowly: "
                 f"set {variable} to a folder on the node's own disk"
             )
+
+
+def facts(node: CheckedNode) -> readiness.Facts:
+    """What the node has of what jobs need."""
+    report = node.report
+    return readiness.Facts(
+        report.shm_free_bytes, report.open_files, report.torch, report.cuda, has_gpus=bool(report.gpus)
+    )
 
 
 def _slow_name(node: CheckedNode) -> str:
@@ -253,7 +258,8 @@ def _hardware_differences(nodes: Sequence[CheckedNode]) -> list[str]:
     return findings.between(nameless)
 
 
-def _slow_links(nodes: Sequence[CheckedNode]) -> Iterator[str]:
+def slow_links(nodes: Sequence[CheckedNode]) -> Iterator[str]:
+    """A sentence on each node with less than half of the usual bandwidth; it begins with the host."""
     typical = median([node.bytes_per_s for node in nodes]) if nodes else 0.0
     for node in nodes:
         if node.bytes_per_s < typical / 2:

@@ -2,7 +2,8 @@
 
 ``agent`` and ``launcher`` are its parts of a run; ``gpu_faults`` belongs to the first. In the launcher, ``node_memory``
 keeps what runs have found in ``nodes_file``. ``log_folder`` tries the folder of the logs, ``gpu_events`` reads the
-kernel's log. The other modules are pure: values and records in, findings and sentences out.
+kernel's log, ``readiness`` is for ``--check-first``. The other modules are pure: values and records in, findings and
+sentences out.
 """
 
 from __future__ import annotations
@@ -57,3 +58,8 @@ def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
     from ddplaunch.features.health.node_memory import prepare
 
     return prepare(config)
+
+
+def for_agent(config: LaunchConfig) -> str | None:
+    """``--check-first``; None: nodes need not pass the check."""
+    return config.check_first

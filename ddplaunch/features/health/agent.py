@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.errors import HARDWARE, NODE_NOT_READY, LaunchError
 from ddplaunch.features.gpus.agent import of_job
 from ddplaunch.features.gpus.records import GpuEvent, GpusRead
 from ddplaunch.features.health import findings, log_folder
@@ -20,6 +20,8 @@ from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, Node
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddplaunch.agent.workers.exit_details import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.health.gpu_faults import GpuFaults
@@ -29,7 +31,10 @@ _FIRST_LIMIT_S = 3.0
 """The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
 
 _NOTHING_WRONG: tuple[HealthFinding, ...] = ()
-_REFUSED_HINT = "Use another node; --health warn uses it all the same."
+_HINTS = {
+    HARDWARE: "Use another node; --health warn uses it all the same.",
+    NODE_NOT_READY: "Use another node; without --check-first it is used all the same.",
+}
 
 
 class HealthPart(Part):
@@ -40,6 +45,7 @@ class HealthPart(Part):
         super().__init__(node)
         self._spec = spec = node.spec
         self._is_on = spec.health != "off" and not spec.dry_run
+        self._must_pass_check = "health" in spec.texts and not spec.dry_run
         self._has_peers = spec.has_peers
         self._is_probed = True
         self._to_tell: NodeHardware | None = None
@@ -59,24 +65,29 @@ class HealthPart(Part):
 
     def may_take_part(self) -> bool:
         """Wait for the first readings, and send them to the launcher."""
-        if not self._is_on:
+        if not self._is_on and not self._must_pass_check:
             return True
-        self._await_readings()
+        if self._is_on:
+            self._await_readings()
         if self._node.is_stopping():
             return True
         report = self._node_health()
         self._node.outbox.send(report)
         if self._spec.each_node_has_launcher:
             self._to_tell = report.hardware
-        wrong = [finding for finding in report.findings if finding.severity == "refuse"]
-        if not wrong or self._spec.health != "refuse":
-            return True
-        if not self._spec.one_launcher_leads:
-            line, of_folder = findings.refusal(wrong, self._spec.host), findings.are_of_folder(wrong)
-            text = f"logs cannot be written: {line}" if of_folder else f"the hardware is not sound: {line}"
-            self._node.rendezvous.tell_cannot_join(text)
-            raise LaunchError(text, _REFUSED_HINT, HARDWARE)
-        return False
+        wrong = findings.refused(report.findings, self._spec.health)
+        if wrong and not self._spec.one_launcher_leads:
+            self._refuse(wrong)
+        return not wrong
+
+    def _refuse(self, wrong: Sequence[HealthFinding]) -> NoReturn:
+        line, subject = findings.refusal(wrong, self._spec.host), findings.subject(wrong)
+        text = f"logs cannot be written: {line}" if subject == "folder" else f"the hardware is not sound: {line}"
+        if subject == "check":
+            text = f"the check was not passed: {line}"
+        exit_code = NODE_NOT_READY if subject == "check" else HARDWARE
+        self._node.rendezvous.tell_cannot_join(text, exit_code)
+        raise LaunchError(text, _HINTS[exit_code], exit_code)
 
     def _await_readings(self) -> None:
         wait, is_stopping = self._node.wait, self._node.is_stopping
@@ -87,11 +98,16 @@ class HealthPart(Part):
             self._on_folder((log_folder.silent(self._spec.node_dir or ""),))
 
     def _node_health(self) -> NodeHealth:
-        faults = self._gpus
-        if faults is None:
-            return findings.node_health(self._findings)
-        gpus = faults.gpus
-        return findings.node_health([*self._findings, *faults.findings], gpus.gpus, faults.ports)
+        faults, found = self._gpus, self._findings
+        if faults:
+            found = [*found, *faults.findings]
+        if self._must_pass_check:
+            from ddplaunch.features.health import readiness
+
+            has_gpus = bool(faults and faults.gpus.gpus)
+            facts = readiness.facts(has_gpus=has_gpus, same_python=self._spec.same_python)
+            found = [*readiness.strict(found), *readiness.broken(facts)]
+        return findings.node_health(found, faults.gpus.gpus, faults.ports) if faults else findings.node_health(found)
 
     # Events.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.features.gpus.records import MAX_GPUS, GpuReading, IbPort
@@ -16,6 +16,7 @@ from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardw
 from ddplaunch.text import duration, grouped, ranks, size
 
 if TYPE_CHECKING:
+    from ddplaunch.config import HealthPolicy
     from ddplaunch.protocol.results import HealthFinding
 
 _THE_GPU = "the GPU "
@@ -25,6 +26,9 @@ MEMORY_TOLERANCE = 0.05
 """Machines of one kind differ by what the kernel keeps for itself."""
 
 _MAX_HOSTS = 200
+
+NOT_READY = "not-ready-"
+"""Begin of the names of the rules in ``readiness``."""
 
 
 def gpu(finding: HealthFinding) -> str:
@@ -66,9 +70,21 @@ def refusal(findings: Sequence[HealthFinding], host: str) -> str:
     return f"{line(wrong[0], host)}{more}"
 
 
-def are_of_folder(findings: Iterable[HealthFinding]) -> bool:
-    """Whether all findings are about the folder of the logs, and none about the hardware."""
-    return all(finding.rule.startswith("folder-") for finding in findings)
+def of_check(finding: HealthFinding) -> bool:
+    """Whether a node is refused for it only with ``--check-first``."""
+    return finding.rule.startswith(NOT_READY) or finding.rule == "in-use"
+
+
+def refused(found: Iterable[HealthFinding], policy: HealthPolicy) -> list[HealthFinding]:
+    """Those for which a node is not used; with ``--health warn`` or ``off`` only what ``--check-first`` looks for."""
+    return [each for each in found if each.severity == "refuse" and (policy == "refuse" or of_check(each))]
+
+
+def subject(found: Sequence[HealthFinding]) -> Literal["folder", "check", "hardware"]:
+    """What nodes that are not used have failed by: the folder of the logs alone, the check alone, or the hardware."""
+    if all(finding.rule.startswith("folder-") for finding in found):
+        return "folder"
+    return "check" if all(map(of_check, found)) else "hardware"
 
 
 # All findings of a node, and what its machine has.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import HARDWARE, LaunchError, Level
+from ddplaunch.errors import HARDWARE, NODE_NOT_READY, LaunchError, Level
 from ddplaunch.features.health import findings
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, NodeHealth
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watch
@@ -32,6 +32,7 @@ _MAX_KEPT = 1000
 """Findings in the report of a run: a GPU may tell of many errors."""
 
 _HINT = "Mend or drain these nodes, or add other hosts; --health warn uses them all the same."
+_HINT_OF_CHECK = "Mend these nodes, or add other hosts; without --check-first they are used all the same."
 
 
 class HealthWatch(Watch):
@@ -39,7 +40,6 @@ class HealthWatch(Watch):
 
     def __init__(self, run: RunServices) -> None:
         self._config, self._is_on = run.config, run.config.health != "off"
-        self._refuses = run.config.health == "refuse"
         self._nodes, self._participants, self._shutdown = run.nodes, run.participants, run.shutdown
         self._show, self._note = run.messages.show, run.note
         self._reports: dict[int, NodeHealth] = {}
@@ -84,7 +84,7 @@ class HealthWatch(Watch):
 
     def _on_health(self, index: int, report: NodeHealth) -> None:
         self._reports[index] = report
-        wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
+        wrong = findings.refused(report.findings, self._config.health)
         self._keep(index, wrong)
         if wrong and self._config.one_launcher_leads:  # Otherwise the agent ends by itself.
             self._refused[index] = wrong
@@ -131,11 +131,13 @@ class HealthWatch(Watch):
         lines = {index: findings.refusal(refused[index], self._nodes.all[index].host) for index in sorted(refused)}
         if self._participants.dispensable_count < len(refused):
             remaining, needed = self._participants.remaining_and_needed(self._nodes.all[index] for index in refused)
-            of_folder = all(map(findings.are_of_folder, refused.values()))
+            subject = findings.subject([finding for found in refused.values() for finding in found])
             table = "\n".join(f"  {line}" for line in lines.values())
             have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
             why = f"{have}\n{table}"
-            text = f"logs cannot be written; {why}" if of_folder else f"the hardware is not sound; {why}"
+            text = f"logs cannot be written; {why}" if subject == "folder" else f"the hardware is not sound; {why}"
+            if subject == "check":
+                raise LaunchError(f"the check was not passed; {why}", _HINT_OF_CHECK, NODE_NOT_READY)
             raise LaunchError(text, _HINT, HARDWARE)
         for index, line in lines.items():
             self._show(f"not used: {line}", Level.ALWAYS)
@@ -179,4 +181,8 @@ class _Comparison:
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (HealthWatch(run),)
+    if run.config.check_first != "quick":
+        return (HealthWatch(run),)
+    from ddplaunch.features.health.passing import PassingHosts
+
+    return (HealthWatch(run), PassingHosts(run))
