@@ -60,9 +60,9 @@ CheckpointWatch.on_event = on_event
 """
 """At the end of the template's module ``launcher``: a file for each launcher and each host of which it is told."""
 
-FAILS_WHEN_TWO_ARE_TOLD = """
+FAILS_WHEN_ALL_ARE_TOLD = """
 import os, sys, time
-while len(os.listdir(os.environ["TOLD"])) < 2:
+while len(os.listdir(os.environ["TOLD"])) < int(sys.argv[2]):
     time.sleep(0.02)
 if os.environ["RANK"] == sys.argv[1]:
     raise ValueError("enough")
@@ -75,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package with the template, and beside it a script, an old checkpoint, and a folder for logs."""
     with (with_feature(tmp_path) / "ddplaunch" / "features" / "checkpoint_age" / "launcher.py").open("a") as watch:
         watch.write(WRITES_WHAT_IT_IS_TOLD)
-    (tmp_path / "train.py").write_text(FAILS_WHEN_TWO_ARE_TOLD)
+    (tmp_path / "train.py").write_text(FAILS_WHEN_ALL_ARE_TOLD)
     (tmp_path / "model.pt").touch()
     os.utime(tmp_path / "model.pt", (0, 1_000_000_000))
     (tmp_path / "told").mkdir()
@@ -134,15 +134,15 @@ def test_a_worker_and_its_agent_talk_for_a_feature_beside_others_that_do(tmp_pat
 def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lines_of_the_page(folder: Path) -> None:
     script, checkpoint, logs = folder / "train.py", folder / "model.pt", folder / "logs"
     options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint-age", checkpoint)
-    done = run_copy(folder, *options, script, "1")
+    done = run_copy(folder, *options, script, "1", "1")
     assert done.returncode == 1, done.stderr
     assert done.stderr.count(f"there is a checkpoint: {checkpoint}") >= 1, "the part in a worker"
-    assert len(re.findall(r"^ddplaunch: node[01] sees an old checkpoint, of .+ ago$", done.stderr, re.MULTILINE)) == 2
+    (host,) = re.findall(r"^ddplaunch: (node[01]) sees an old checkpoint, of .+ ago$", done.stderr, re.MULTILINE)
     page = done.stderr.partition("the job failed")[2]
-    assert re.findall(r"^the checkpoint on (\S+) was .+ old$", page, re.MULTILINE) == ["node0", "node1"]
+    assert re.findall(r"^the checkpoint on (\S+) was .+ old$", page, re.MULTILINE) == [host]
     (written,) = logs.glob("*/events.jsonl")
     events = [json.loads(line) for line in written.read_text().splitlines()]
-    assert {event["host"] for event in events if event["event"] == "old_checkpoint"} == {"node0", "node1"}
+    assert [event["host"] for event in events if event["event"] == "old_checkpoint"] == [host]
     assert all(event["age_s"] > 3600 for event in events if event["event"] == "old_checkpoint")
     (report,) = logs.glob("*/report.json")
     assert json.loads(report.read_text())["checkpoint_age_s"] > 3600
@@ -160,7 +160,9 @@ def test_what_one_node_finds_is_on_the_failure_page_of_another_nodes_launcher(
     meet = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "--log-dir", logs)
     with ThreadPoolExecutor() as pool:
         launchers = [
-            pool.submit(run_copy, folder, *meet, "--node-rank", rank, "--checkpoint-age", file, "train.py", str(fails))
+            pool.submit(
+                run_copy, folder, *meet, "--node-rank", rank, "--checkpoint-age", file, "train.py", str(fails), "2"
+            )
             for rank, file in zip("01", checkpoints, strict=True)
         ]
         shown = [launcher.result().stderr for launcher in launchers]

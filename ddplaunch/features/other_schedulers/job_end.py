@@ -2,7 +2,7 @@
 
 Runs in the launcher, before a run and in a thread. Neither scheduler sets a variable with the end of a job. Formats:
 the command reference of LSF 10.1 (``bjobs -o``); ``qstat -f`` of OpenPBS (``stime``) and Torque
-(``Walltime.Remaining``).
+(``start_time``, ``Walltime.Remaining``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def pbs(environ: Mapping[str, str], *, anew: bool) -> float | None:
         return time.time() + float(found["Walltime.Remaining"])
     limit = re.fullmatch(r"([0-9]{1,6}):([0-9]{2}):([0-9]{2})", found.get("Resource_List.walltime", ""))
     with contextlib.suppress(ValueError, OverflowError):
-        started_s = time.mktime(time.strptime(found.get("stime", ""), "%a %b %d %H:%M:%S %Y"))
+        started = found.get("stime") or found.get("start_time", "")
+        started_s = time.mktime(time.strptime(started, "%a %b %d %H:%M:%S %Y"))
         return started_s + _seconds_of(limit) if limit else None
     return None
 
