@@ -12,7 +12,7 @@ COMPARED = ("first-run", "failure", "plan", "inject")
 """The others take longer, or depend on what else runs on this machine."""
 
 VARYING = (
-    r"^(stopped|then): |^ddplaunch: rank 0 lost a peer "
+    r"^(stopped|then|waiting): |^ddplaunch: rank 0 lost a peer "
     r"|^ddplaunch: a new rendezvous has begun; starting the workers again$"
 )
 """Chance: whether rank 0 is stopped, or first misses rank 1 by itself; and whether a worker fails for want of its peers
