@@ -84,23 +84,6 @@ def ctrl_c_ends_process() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ctrl_c_raises() -> Iterator[None]:
-    """In the ``with`` block, SIGINT raises KeyboardInterrupt also within ``ctrl_c_ends_process``: the block cleans up.
-
-    Without effect outside the main thread, and where SIGINT is ignored or handled.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@contextlib.contextmanager
 def post_signals(names: Iterable[str], post: Callable[[object], None], *, ends_process: bool = False) -> Iterator[None]:
     """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
 

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.snapshot import code_files, content, old_copies
+from ddplaunch.features.snapshot.ctrl_c import ctrl_c_raises
 from ddplaunch.features.snapshot.records import DIFF, MARKER
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_result import CodeOfRun
-from ddplaunch.system import signals
 from ddplaunch.system.files import kept_files, run_folder
 from ddplaunch.text import quote
 
@@ -128,7 +128,7 @@ def take(repository: Repository, include: Sequence[str], base: str) -> str:
         for _ in range(_TRIES):
             files = files_of(repository, include, base)
             try:
-                with signals.ctrl_c_raises():
+                with ctrl_c_raises():
                     return _taken(repository, files, project)
             except content.Changed as error:
                 changed = error.path
