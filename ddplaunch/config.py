@@ -243,6 +243,7 @@ class LaunchConfig(AgentConfig):
         job_ends_s: by its scheduler, in seconds since 1970; None: not known. A run with ``stop_before_end`` fills it.
         checkpoint: folder, file or pattern of the job's checkpoints, on the nodes; None: they are not looked at.
         set_aside_bad_checkpoint: rename a checkpoint from which attempts begin and fail.
+        wait_for_gpus_s: for so long a run waits for GPUs that nobody uses; None: it does not wait.
         keep_warm_s: seconds for which torch stays imported on each node; 0: use nothing that is left; None: leave none.
         snapshot: copy the code before the run, and run the copy.
         snapshot_include: files and folders that are code, too, though git ignores them.
@@ -282,6 +283,7 @@ class LaunchConfig(AgentConfig):
     job_ends_s: float | None = None
     checkpoint: str | None = None
     set_aside_bad_checkpoint: bool = False
+    wait_for_gpus_s: float | None = None
     keep_warm_s: float | None = None
     snapshot: bool = False
     snapshot_include: tuple[str, ...] = ()

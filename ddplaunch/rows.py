@@ -184,6 +184,7 @@ class Command:
         needs_value: it is this command only if the option has a value.
         takes_script: it takes a script and all options of a run.
         takes_hosts: it asks other machines, too. Without both it reads files of this machine.
+        takes: names of options of a run that mean something else with it.
     """
 
     def __init__(
@@ -195,6 +196,7 @@ class Command:
         takes_script: bool = False,
         starts_run: bool = False,
         takes_hosts: bool = False,
+        takes: tuple[str, ...] = (),
     ) -> None:
         self.option = option
         self.run = run
@@ -202,6 +204,7 @@ class Command:
         self.takes_script = takes_script
         self.starts_run = starts_run
         self.takes_hosts = takes_hosts
+        self.takes = takes
 
 
 @dataclass(frozen=True, kw_only=True)

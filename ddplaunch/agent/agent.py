@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import parts, this_node
 from ddplaunch.agent.launcher_channel import LauncherLost, Outbox
-from ddplaunch.agent.parts import NodeServices
+from ddplaunch.agent.parts import NodeServices, StoppedEarly
+from ddplaunch.agent.rendezvous import Rendezvous
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.exit_details import (
     AttemptFailure,
@@ -52,8 +53,6 @@ from ddplaunch.system.unix_socket import LocalServer
 if TYPE_CHECKING:
     import socket
 
-    from ddplaunch.agent.rendezvous import Rendezvous
-    from ddplaunch.agent.workers.worker import Worker
 
 _DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
 
@@ -66,23 +65,15 @@ class Agent(NodeServices):
 
         Raises:
             LaunchError: the workers cannot run on this node with these settings.
+            StoppedEarly: the run was stopped while a feature waited for devices.
         """
         self.outbox, self._mailbox, self.post = outbox, mailbox, mailbox.post
         # First: a driver that does not answer delays both this and the placement, at the same time.
         self.begun = parts.begin(spec, mailbox.post)
         start_plan.check_program(spec.program, spec.host, os.environ.get("PATH", os.defpath))
-        self.spec = self._agreed_spec = spec = parts.with_devices(spec, self.begun)
-        plan = choose_start(spec, os.environ, script_file.is_plain)
-        self.placement = start_plan.place_workers(spec, os.environ)
-        open_files = limits.raise_limit_for_workers(spec.host, self.placement.local_world_size)
-        env = self.placement.shared_environ
-        self.forkserver = ForkserverClient(spec, plan, env, open_files, self.post, outbox.send, self.fail, warm)
-        self.stops_by, self.saved = lambda: self._kill_deadline, lambda: parts.saved(self._parts)
-        self.rendezvous = self._choose_rendezvous()
-        self.report = self.rendezvous.send_report if spec.each_node_has_launcher else outbox.send
+        self.spec, self.rendezvous = spec, Rendezvous()
+        self._parts: tuple[parts.Part, ...] = ()
         self._group: WorkerGroup | None = None
-        self._takes_part, self._last_start_at = True, 0.0
-        self._helper_pids: dict[int, int] = {}
         # Why this node stops its workers; event handlers set these, conditions of ``wait`` read them.
         # _failure: the attempt has failed, besides by a worker's exit.
         # rendezvous.why_workers_must_stop: other nodes end it.
@@ -91,6 +82,19 @@ class Agent(NodeServices):
         self._stop_order: StopWorkers | None = None
         self._why_stopped_alone: str | None = None
         self._kill_deadline = NEVER
+        self.spec = self._agreed_spec = spec = parts.with_devices(spec, self)
+        if self.is_stopping():
+            raise StoppedEarly(self._why_stopped_alone or "")
+        plan = choose_start(spec, os.environ, script_file.is_plain)
+        self.placement = start_plan.place_workers(spec, os.environ)
+        open_files = limits.raise_limit_for_workers(spec.host, self.placement.local_world_size)
+        env = self.placement.shared_environ
+        self.forkserver = ForkserverClient(spec, plan, env, open_files, self.post, outbox.send, self.fail, warm)
+        self.stops_by, self.saved = lambda: self._kill_deadline, lambda: parts.saved(self._parts)
+        self.rendezvous = self._choose_rendezvous()
+        self.report = self.rendezvous.send_report if spec.each_node_has_launcher else outbox.send
+        self._takes_part, self._last_start_at = True, 0.0
+        self._helper_pids: dict[int, int] = {}
         self._unkillable_pids: tuple[int, ...] = ()
         self.worker_socket = LocalServer("worker socket", lambda found: parts.on_connection(self._parts, found))
         self._parts = parts.load(self)
@@ -176,10 +180,9 @@ class Agent(NodeServices):
             exits = part.on_attempt_ended(exits)
         exits = shorten(exits, round_.nnodes)
         failure = final_failure(self._failure, self._unkillable_pids, self.spec.host, out_of_memory)
-        was_stopped = self.is_stopping() or self.rendezvous.why_workers_must_stop is not None
         return AttemptResult(
             attempt=round_.attempt,
-            outcome=outcome(failure, exits, was_stopped=was_stopped),
+            outcome=outcome(failure, exits, was_stopped=self._must_stop()),
             exits=exits,
             duration_s=time.monotonic() - started_at,
             reason=failure.reason if failure else self._why_stopped_alone or "",
@@ -218,7 +221,8 @@ class Agent(NodeServices):
             self.forkserver.start_store(round_.attempt, listener, group.attempt_dir)
         for worker in group.workers:
             plan = self.forkserver.plan
-            texts = self._texts_for(worker) if plan.bootstrap else {}
+            asked = self._parts if plan.bootstrap else ()
+            texts = {name: text for part in asked for name, text in part.for_worker(worker).items()}
             spec = start_plan.worker_spec(agreed, plan, self.placement, round_, worker, environ, texts)
             self.forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
@@ -228,9 +232,6 @@ class Agent(NodeServices):
             self.fail(AttemptFailure(text))
         elif not self.forkserver.is_starting and not self._failure:
             group.report_started(self.forkserver.import_s)
-
-    def _texts_for(self, worker: Worker) -> dict[str, str]:
-        return {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
 
     def _await_forkserver(self) -> None:
         self.forkserver.ensure_forkserver()

@@ -19,10 +19,11 @@ from ddplaunch import errors, features
 from ddplaunch.agent import this_node
 from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.launcher_channel import Inbox, Outbox
+from ddplaunch.agent.parts import StoppedEarly
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepNode
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, Notice, SweepNode
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalReceived, StopRequests
@@ -117,6 +118,10 @@ def _execute(
             return None
         agent.on_run_ended()
         return unkillable
+    except StoppedEarly as stopped:
+        if str(stopped):
+            outbox.send(Notice(str(stopped), -1))
+        return None if inbox.is_closed.is_set() else ()
     except Exception as error:
         failed = _describe(error, host)
     if spec is None or not spec.rendezvous or (agent and agent.rendezvous.has_joined):

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class StoppedEarly(Exception):
+    """The run was stopped before the agent was made. Its text: why, if only this node knows."""
+
+
 class NodeServices:
     """What an agent offers its rendezvous and its parts. Its only subclass is ``Agent``, which they must not import.
 
@@ -195,15 +199,15 @@ def begin(spec: AgentSpec, post: Callable[[object], None]) -> dict[str, Any]:
     return {_feature_of(module): module.begin(spec, post) for module in modules}
 
 
-def with_devices(spec: AgentSpec, begun: Mapping[str, Any]) -> AgentSpec:
-    """``spec`` with the devices that features choose; ``begun`` is what ``begin`` has returned.
+def with_devices(spec: AgentSpec, node: NodeServices) -> AgentSpec:
+    """``spec`` with the devices that features choose. They may wait: ``node`` has no placement and no parts yet.
 
     Raises:
         LaunchError: they cannot be chosen.
     """
     for module in features.modules("agent"):
         if hasattr(module, "with_devices"):
-            spec = module.with_devices(spec, begun[_feature_of(module)])
+            spec = module.with_devices(spec, node)
     return spec
 
 

@@ -160,7 +160,7 @@ def _check(command: Command, options: Mapping[str, Any], inherited: Container[st
 
 def _check_options(command: Command, options: Mapping[str, Any], inherited: Container[str]) -> None:
     """Refuse an option of a run: a user who gives one means something else by it, as by ``--logs job7 -r 1``."""
-    taken = (*_OF_ALL, *_OF_HOSTS)
+    taken = (*_OF_ALL, *_OF_HOSTS, *command.takes)
     own = {command.option, _ROWS[command.option].of} - {""}
     for row in ROWS:
         is_given = options[row.name] not in (None, False, (), row.default) and row.long_name not in inherited

@@ -142,6 +142,7 @@ _OF_CORE: dict[str, tuple[Option, ...]] = {
             "CUDA_VISIBLE_DEVICES, or all.",
             short="GPUs to use; default: all",
             sets="workers.gpus",
+            can_be_bare=True,
             parse=values.parse_gpus,
         ),
         Option(

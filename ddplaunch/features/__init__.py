@@ -32,7 +32,7 @@ class Feature(NamedTuple):
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent; ``begin``, if it has one, begins something ahead, and
-    ``with_devices(spec, begun)`` chooses devices; see ``agent.parts``.
+    ``with_devices(spec, node)`` chooses devices; see ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
     ``after_end``: in an agent that has a text of the feature, see ``texts``: ``act`` is called after the agent has
     sent AgentEnded.
@@ -73,6 +73,7 @@ class Feature(NamedTuple):
     declares: bool = True
 
 
+_PARTS = ("launcher", "agent", "records")
 _IN_ALL = ("launcher", "agent", "worker", "records", "queries")
 _OF_CHECK = ("compile_cache", "gpus", "health", "name_servers", "numa", "runs")
 """Modules of a feature that is in all processes."""
@@ -85,10 +86,10 @@ FEATURES = (
     Feature("tracebacks", ("launcher",), declares=False),
     Feature("collect_logs", ("launcher", "records", "after_end"), early_if=("text",), watch_if="output.collect_logs"),
     Feature("runs", declares=False),
-    Feature("ps", ("queries",), needs=("runs",)),
+    Feature("ps", ("queries",), needs=("free_gpus", "gpus", "health", "runs")),
     Feature("gpus", ("agent",), declares=False),
     Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus", "runs")),
-    Feature("free_gpus", ("agent",), needs=("gpus", "health"), early_if=("workers.gpus",), declares=False),
+    Feature("free_gpus", _PARTS, ("gpus", "health"), early_if=("workers.gpus",), watch_if="wait_for_gpus_s"),
     Feature("health", ("launcher", "agent", "records"), needs=("gpus",), early_if=("hosts", "check_first")),
     Feature("nccl", ("launcher", "agent"), needs=("health",)),
     Feature("hangs", ("launcher", "agent", "worker", "records"), needs=("gpus", "ps", "runs")),

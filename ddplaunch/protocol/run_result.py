@@ -147,6 +147,7 @@ class RunResult:
         code: the snapshot of the code, with --snapshot.
         checkpoint: path of the newest whole checkpoint, with --checkpoint; None: there is none.
         lost_work_s: seconds of attempts that no checkpoint has, with --checkpoint.
+        waited_for_gpus_s: seconds before the first attempt, with --wait-for-gpus.
     """
 
     run_id: str
@@ -174,6 +175,7 @@ class RunResult:
     code: CodeOfRun | None = None
     checkpoint: str | None = None
     lost_work_s: Seconds = 0.0
+    waited_for_gpus_s: Seconds = 0.0
 
     def __repr__(self) -> str:
         """The end of the run in a line, for whoever prints it or calls ``launch`` in a notebook."""

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.features.free_gpus import choice, register
-from ddplaunch.features.free_gpus.register import GpuUser, OwnFile
+from ddplaunch.features.free_gpus.records import GpuUser
+from ddplaunch.features.free_gpus.register import OwnFile
 from tests.support.processes import wait_until
 
 
@@ -54,7 +55,8 @@ def test_a_run_is_in_the_register_until_it_goes(folder: Path) -> None:
 
 HOLDER = """
 import os, time
-from ddplaunch.features.free_gpus.register import GpuUser, OwnFile, locked, started
+from ddplaunch.features.free_gpus.records import GpuUser
+from ddplaunch.features.free_gpus.register import OwnFile, locked, started
 worker = os.fork()
 if not worker:
     time.sleep(600)

@@ -203,7 +203,8 @@ def _has_begun(folder: Path, passed_s: float, *, is_local: bool) -> bool:
     """
     if not os.path.exists(folder / run_folder.RUN):
         return passed_s > _SLOW_S
-    return not is_local or passed_s > _READY_S or b'"agent_ready"' in procfs.read(str(folder / run_json.EVENTS))
+    events = procfs.read(str(folder / run_json.EVENTS))
+    return not is_local or passed_s > _READY_S or b'"agent_ready"' in events or b'"gpus_awaited"' in events
 
 
 def _end_of(path: Path) -> bytes:

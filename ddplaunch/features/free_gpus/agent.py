@@ -15,7 +15,8 @@ from ddplaunch.text import free_gpus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.features.free_gpus.register import GpuUser, OwnFile
+    from ddplaunch.features.free_gpus.records import GpuUser
+    from ddplaunch.features.free_gpus.register import OwnFile
     from ddplaunch.protocol.specs import AgentSpec
 
 _LOCK_S = 0.2
@@ -34,13 +35,15 @@ def begin(_spec: AgentSpec, _post: Callable[[object], None]) -> InRegister:
     return InRegister()
 
 
-def with_devices(spec: AgentSpec, begun: InRegister) -> AgentSpec:
-    """``spec`` with free GPUs, if the user wants those. Raises LaunchError if there are too few."""
+def with_devices(spec: AgentSpec, node: NodeServices) -> AgentSpec:
+    """``spec`` with free GPUs, if the user wants those; may wait for them. Raises LaunchError if there are too few."""
     if free_gpus(spec.workers.gpus) is None:
         return spec
-    from ddplaunch.features.free_gpus import choice  # A run without the option does not read GPUs.
+    from ddplaunch.features.free_gpus import choice, waiting  # A run without the option does not read GPUs.
 
-    spec, begun.own = choice.chosen(spec)
+    limit = spec.texts.get("free_gpus")
+    spec, own = waiting.chosen(spec, node, float(limit)) if limit else choice.chosen(spec)
+    node.begun["free_gpus"].own = own
     return spec
 
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.free_gpus import register
-from ddplaunch.features.free_gpus.register import GpuUser, OwnFile
+from ddplaunch.features.free_gpus.records import GpuUser
+from ddplaunch.features.free_gpus.register import OwnFile
 from ddplaunch.features.gpus import reader
 from ddplaunch.features.health import rules
 from ddplaunch.system import devices
-from ddplaunch.text import free_gpus, local_time, plural, quote
+from ddplaunch.text import free_gpus, grouped, local_time, plural, quote
 
 if TYPE_CHECKING:
     from ddplaunch.features.gpus.records import GpuReading, GpusRead
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _READ_S, LOCK_S = 20.0, 10.0
 _HINT = "Choose GPUs with --gpus 2,4, or end what uses them; `ddplaunch --kill RUN_ID` ends a run of yours."
+_WAIT_HINT = "--wait-for-gpus 2h waits for them; --gpus 2,4 takes these; `ddplaunch --kill RUN_ID` ends a run of yours."
 
 
 class Candidate(NamedTuple):
@@ -70,27 +72,30 @@ class View(NamedTuple):
 
     Attributes:
         users: the runs that have GPUs, or wait for some.
-        ahead: those that get GPUs of ``found`` before this run, the first of them first.
+        waiting: those that wait for some of ``found``, the first to get them first.
+        ahead: those of them that get them before this run.
         free: the GPUs that this run may take.
     """
 
     found: Sequence[Candidate]
     users: Sequence[GpuUser]
+    waiting: Sequence[GpuUser]
     ahead: Sequence[GpuUser]
     free: Sequence[Candidate]
 
     def lines(self) -> list[str]:
-        """Who uses the GPUs, a line for each that this run may not take; and who waits for them."""
-        used = [f"GPU {each.name}: {who}" for each in self.found if (who := who_uses(each, self.users))]
-        return [*used, *(f"{describe(user)} waits for {plural(user.needs, 'GPU')} before" for user in self.ahead)]
+        """Who uses the GPUs, a line for each user; and a line for each run that waits before this one."""
+        used = grouped((who, each.name) for each in self.found if (who := who_uses(each, self.users)))
+        lines = [f"{'GPU' if len(names) == 1 else 'GPUs'} {', '.join(names)}: {who}" for who, names in used.items()]
+        return [*lines, *(f"{describe(user)} waits for {plural(user.needs, 'GPU')} before" for user in self.ahead)]
 
 
 def view(found: Sequence[Candidate], others: Sequence[GpuUser], ticket: int = 0) -> View:
     """For a run with this ticket; 0: it does not wait. ``others`` are all others in the register, which is locked."""
-    before = [user for user in register.waiting(others) if not ticket or user.ticket < ticket]
-    ahead = [user for user in before if any(each.is_wanted_by(user) for each in found)]
+    waiting = [user for user in register.waiting(others) if any(each.is_wanted_by(user) for each in found)]
+    ahead = [user for user in waiting if not ticket or user.ticket < ticket]
     unused = (each for each in found if not who_uses(each, others))
-    return View(found, others, ahead, [each for each in unused if not any(map(each.is_wanted_by, ahead))])
+    return View(found, others, waiting, ahead, [each for each in unused if not any(map(each.is_wanted_by, ahead))])
 
 
 def chosen(spec: AgentSpec) -> tuple[AgentSpec, OwnFile]:
@@ -130,7 +135,14 @@ def too_few(spec: AgentSpec, seen: View, wanted: Wanted, waited: str = "") -> La
     count = f"{len(seen.free)} of {len(seen.found)}{_of_environ()}, and the run needs {wanted.least}"
     before = f"; {plural(len(seen.ahead), 'run')} waited before it" if seen.ahead else ""
     listed = "\n".join((f"{count}{before}{waited}", *(f"  {line}" for line in seen.lines())))
-    return LaunchError(f"--gpus {given(spec)}: too few GPUs of {spec.host} are free: {listed}", _HINT)
+    return LaunchError(
+        f"--gpus {given(spec)}: too few GPUs of {spec.host} are free: {listed}", _HINT if waited else _WAIT_HINT
+    )
+
+
+def unknown(spec: AgentSpec, why: str) -> LaunchError:
+    """The error where the driver does not say what the GPUs do."""
+    return LaunchError(f"--gpus {given(spec)}: nobody knows which GPUs of {spec.host} are free: {why}", _HINT)
 
 
 def unusable(spec: AgentSpec, error: OSError) -> LaunchError:
@@ -175,16 +187,17 @@ def _of_environ() -> str:
 
 def _read(spec: AgentSpec) -> GpusRead:
     """What the driver says of all GPUs. Raises LaunchError where there are none."""
-    _visible(spec, os.environ)
+    visible(spec, os.environ)
     return reader.read_once("health", _READ_S)
 
 
-def _visible(spec: AgentSpec, environ: Mapping[str, str]) -> tuple[str, ...]:
-    visible = devices.visible_devices(environ, None)
-    if not visible:
-        missing = devices.NO_GPU if visible is None else f"--gpus {given(spec)}: there is no GPU{_of_environ()}"
+def visible(spec: AgentSpec, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The ids of the GPUs among which the node may choose. Raises LaunchError if there are none."""
+    names = devices.visible_devices(environ, None)
+    if not names:
+        missing = devices.NO_GPU if names is None else f"--gpus {given(spec)}: there is no GPU{_of_environ()}"
         raise UsageError(f"{missing} (on {spec.host})")
-    return visible
+    return names
 
 
 def candidates(spec: AgentSpec, environ: Mapping[str, str], read: GpusRead) -> list[Candidate]:
@@ -193,28 +206,32 @@ def candidates(spec: AgentSpec, environ: Mapping[str, str], read: GpusRead) -> l
     Raises:
         LaunchError: there are none, or the driver does not say what they do.
     """
-    visible = _visible(spec, environ)
+    names = visible(spec, environ)
     if read.missing or not read.gpus:
-        silent = read.missing or "the driver tells of none"
-        raise LaunchError(f"--gpus {given(spec)}: nobody knows which GPUs of {spec.host} are free: {silent}", _HINT)
+        raise unknown(spec, read.missing or "the driver tells of none")
     is_named = devices.visibility_variable(environ) in environ
-    if is_named and not knows_order(environ) and any(name.isdigit() for name in visible):
+    if is_named and not knows_order(environ) and any(name.isdigit() for name in names):
         hint = "Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPUs by their UUIDs."
         unclear = f"{spec.host} has GPUs of several models, and nobody knows which are those{_of_environ()}"
         raise UsageError(f"--gpus {given(spec)}: {unclear}", hint)
     numbers_are_clear = is_named or (knows_order(environ) and not any(gpu.is_mig for gpu in read.gpus))
-    return [_candidate(name, read.gpus, numbers_are_clear) for name in visible]
+    return [_candidate(name, read.gpus, numbers_are_clear) for name in names]
 
 
 def _candidate(name: str, gpus: Sequence[GpuReading], numbers_are_clear: bool) -> Candidate:
     gpu = next((gpu for gpu in gpus if gpu.is_named(name)), None)
     if gpu is None:  # A MIG instance: the driver does not say who uses it.
         return Candidate(name, key_of(name), "", "")
+    is_clear = numbers_are_clear or not gpu.uuid
+    return Candidate(name if is_clear else gpu.uuid, key_of(str(gpu.index)), gpu.uuid, in_use(gpu))
+
+
+def in_use(gpu: GpuReading) -> str:
+    """As ``Candidate.in_use``."""
     against = [each.text for each in rules.at_start(gpu) if each.severity == "refuse" or each.rule == "in-use"]
     if gpu.is_mig:
         against.append("it is divided into MIG instances, which CUDA_VISIBLE_DEVICES can name")
-    is_clear = numbers_are_clear or not gpu.uuid
-    return Candidate(name if is_clear else gpu.uuid, key_of(str(gpu.index)), gpu.uuid, "; ".join(against))
+    return "; ".join(against)
 
 
 def knows_order(environ: Mapping[str, str]) -> bool:

@@ -20,12 +20,9 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated
 
-from ddplaunch.features.gpus.records import MAX_GPUS
-from ddplaunch.late_dataclass import dataclass
+from ddplaunch.features.free_gpus.records import GpuUser as GpuUser
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Pid, Seconds, at_most
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 
@@ -38,39 +35,12 @@ _SHARED = stat.S_ISVTX | stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO
 _FILE_BYTES = 16 << 10
 """Of each file, from its begin on: a change then needs no space on a disk that has become full."""
 
-_MAX_PROCESSES = 512
+_LISTED_S = 2.0
 _MAX_TICKET = 1 << 40
 """A file of another user may say anything."""
 
 _PAUSE_S = 0.005
 _ENDED, _SUSPENDED = (b"Z", b"X"), (b"T", b"t")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuUser:
-    """A run that uses GPUs of this machine or waits for some, or its part on this machine.
-
-    Attributes:
-        user: name of the user, from the owner of the file.
-        pid: the agent.
-        run_id: empty if the user hides it from others.
-        since_s: since when it uses or wants the GPUs, in seconds since 1970, only to be shown.
-        gpus: PCI addresses, or the UUIDs of MIG instances; none if it waits.
-        processes: pid of the agent and of each worker, and when it was started, in the kernel's ticks since boot.
-        ticket: of a run that waits: the lower, the earlier it gets GPUs; 0: it does not wait.
-        needs: number of GPUs that it waits for.
-        wants: it waits for any of these, which are as ``gpus``.
-    """
-
-    user: OneLine = ""
-    pid: Pid
-    run_id: OneLine
-    since_s: Seconds
-    gpus: Annotated[tuple[OneLine, ...], at_most(MAX_GPUS)] = ()
-    processes: Annotated[tuple[tuple[Pid, Limitless], ...], at_most(_MAX_PROCESSES)] = ()
-    ticket: Limitless = 0
-    needs: Count = 0
-    wants: Annotated[tuple[OneLine, ...], at_most(MAX_GPUS)] = ()
 
 
 def folder() -> str:
@@ -181,12 +151,21 @@ def users(opened: int, own: str = "") -> list[GpuUser]:
     return [run for name in sorted(os.listdir(opened)) if name != own and (run := _user(opened, name))]
 
 
+def listed() -> list[GpuUser]:
+    """The runs in the folder, to be shown; none if it is missing. Raises OSError as ``locked``."""
+    if not os.path.lexists(folder()):
+        return []
+    with locked(_LISTED_S) as opened:
+        return users(opened)
+
+
 def waiting(found: Iterable[GpuUser]) -> list[GpuUser]:
     """Those of ``found`` that wait, the first to get GPUs first. A suspended one lets others pass until it goes on."""
-    return sorted((each for each in found if each.ticket and not _is_suspended(each)), key=_order)
+    return sorted((each for each in found if each.ticket and not _is_suspended(each)), key=order)
 
 
-def _order(user: GpuUser) -> tuple[int, int]:
+def order(user: GpuUser) -> tuple[int, int]:
+    """The key of the order in which runs that wait get GPUs."""
     return user.ticket, user.pid
 
 

@@ -1,7 +1,7 @@
-"""The runs that have processes on this and other hosts, and their end: ``--ps`` and ``--kill``.
+"""The runs that have processes on this and other hosts, their GPUs, and their end: ``--ps`` and ``--kill``.
 
-The commands run in the process that the user started; ``run_finder`` runs in an agent without a run. Must not import
-torch.
+The commands run in the process that the user started; ``run_finder`` and ``gpu_finder`` run in an agent without a run.
+Must not import torch.
 """
 
 
@@ -14,7 +14,7 @@ def rows() -> tuple[object, ...]:
             "--ps",
             "[RUN_ID]",
             "List runs that have processes, their scripts, and whether their launcher is alive. With RUN_ID: a table "
-            "of the run's ranks, which follows them on a terminal.",
+            "of the run's ranks, which follows them on a terminal. With --gpus: who uses the GPUs, and who waits.",
             can_be_bare=True,
             short="list runs; with RUN_ID: what its ranks use",
             completes="ddplaunch.features.runs.completion:runs",
@@ -27,6 +27,6 @@ def rows() -> tuple[object, ...]:
             completes="ddplaunch.features.runs.completion:killable",
             heading=EXISTING_RUNS,
         ),
-        Command("--ps", run="ddplaunch.features.ps.ps:ps", takes_hosts=True),
+        Command("--ps", run="ddplaunch.features.ps.command:ps", takes_hosts=True, takes=("gpus",)),
         Command("--kill", run="ddplaunch.features.ps.ps:kill", takes_hosts=True),
     )

@@ -11,12 +11,12 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.cluster.hosts import Host, fold
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageError
-from ddplaunch.features.ps.queries import ENDING_EXTRA_S, PROCESS_KINDS, EndRun, ListRuns, RunsFound
+from ddplaunch.features.ps.queries import ENDING_EXTRA_S, PROCESS_KINDS, EndRun, GpusFound, ListRuns, RunsFound
 from ddplaunch.features.runs import run_folders
 from ddplaunch.features.runs.asked_nodes import Queries, query_transport
 from ddplaunch.protocol import environment
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.ps.queries import ProcessKind, RunOnHost
 
 
+_Found = TypeVar("_Found", RunsFound, GpusFound)
 _END_S = 30.0
 """Time for an agent beyond the grace period; the agent's own limits add up to less."""
 
@@ -108,8 +109,8 @@ def _end_run(queries: Queries, order: EndRun, names: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries]:
-    """Start an agent on this machine and on each host and request its runs; the agents end with the ``with`` block.
+def agents(hosts: Sequence[Host], remote: RemoteConfig, query: object = ListRuns()) -> Iterator[Queries]:
+    """Start an agent on this machine and on each host, with its first query; the agents end with the ``with`` block.
 
     Raises:
         LaunchError: this machine cannot start an agent, or allows too few open files for so many hosts.
@@ -122,18 +123,23 @@ def agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries]:
             stack.callback(transport.close)
         stack.callback(queries.close)
         for transport in (here, *others):
-            queries.start(transport, ListRuns())
+            queries.start(transport, query)
         yield queries
 
 
 def find_runs(queries: Queries) -> dict[str, RunsFound]:
     """The runs on every machine by its name; a machine with two names is listed under the first."""
-    queries.wait(queries.nodes, RunsFound)
-    found: dict[str, RunsFound] = {}
+    return answers(queries, RunsFound)
+
+
+def answers(queries: Queries, kind: type[_Found]) -> dict[str, _Found]:
+    """The answers of this kind, each with a ``machine``, as ``find_runs``."""
+    queries.wait(queries.nodes, kind)
+    found: dict[str, _Found] = {}
     for machine in queries.nodes:
-        runs: RunsFound | None = machine.answers.get(RunsFound)
-        if runs and runs.machine not in {each.machine for each in found.values()}:
-            found[machine.name] = runs
+        answer: _Found | None = machine.answers.get(kind)
+        if answer and answer.machine not in {each.machine for each in found.values()}:
+            found[machine.name] = answer
     return found
 
 
@@ -183,7 +189,8 @@ def run_table(found: Mapping[str, RunsFound]) -> str:
     alive = {run.run_tag for runs in found.values() for run in runs.runs if run.launcher_alive}
 
     def key(run: RunOnHost) -> tuple[str, str]:
-        state = "kept" if run.run_tag == KEEPER_ID else "running" if run.run_tag in alive else "left over"
+        goes_on = "waiting" if run.waits else "running"
+        state = "kept" if run.run_tag == KEEPER_ID else goes_on if run.run_tag in alive else "left over"
         return run.run_id, state
 
     groups = grouped((key(run), (host, run)) for host, runs in found.items() for run in runs.runs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
+from ddplaunch.features.free_gpus.records import GpuUser
+from ddplaunch.features.gpus.records import MAX_GPUS, Gpu
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.control import Answer, Request, RequestRefused
 from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Seconds, Size, at_most
@@ -46,6 +48,7 @@ class RunOnHost:
         launcher_alive: the launcher runs here, or is connected to an agent here.
         script: script, module or program of the workers; empty if it is not known here.
         launchers: pids of the run's launchers.
+        waits: it has no workers yet, since it waits for GPUs.
     """
 
     run_tag: OneLine
@@ -56,6 +59,7 @@ class RunOnHost:
     launcher_alive: bool
     script: OneLine = ""
     launchers: Pids = ()
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,5 +94,45 @@ class LaunchersAnswered:
     answers: Annotated[tuple[tuple[Pid, Answer | RequestRefused], ...], at_most(1 << 16)]
 
 
-TO_AGENT = {ListRuns: "run_finder", EndRun: "run_finder", AskLaunchers: "ask_launchers"}
-FROM_AGENT = (RunsFound, LaunchersAnswered)
+@dataclass(frozen=True)
+class ListGpus:
+    """Launcher to agent: requests GpusFound, the GPUs of the machine and the runs of all users that use them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuOnHost(Gpu):
+    """A GPU, and what the driver says of its use.
+
+    Attributes:
+        key: as in ``GpuUser.gpus``.
+        in_use: why no other run should use it; empty if it is free for the driver.
+    """
+
+    key: OneLine
+    used_bytes: Size = 0
+    in_use: OneLine = ""
+
+
+@dataclass(frozen=True)
+class GpusFound:
+    """Agent to launcher, in answer to ListGpus.
+
+    Attributes:
+        machine: as in RunsFound.
+        users: the runs that use GPUs or wait for some, as the register of the machine has them.
+        problem: why the driver or the register says nothing; empty if both do.
+    """
+
+    machine: OneLine
+    gpus: Annotated[tuple[GpuOnHost, ...], at_most(MAX_GPUS)]
+    users: Annotated[tuple[GpuUser, ...], at_most(1 << 12)]
+    problem: OneLine = ""
+
+
+TO_AGENT = {
+    ListRuns: "run_finder",
+    EndRun: "run_finder",
+    AskLaunchers: "ask_launchers",
+    ListGpus: "gpu_finder",
+}
+FROM_AGENT = (RunsFound, LaunchersAnswered, GpusFound)

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, BinaryIO
 
+from ddplaunch.features.free_gpus import register
 from ddplaunch.features.ps.queries import (
     ENDING_EXTRA_S,
     PROCESS_KINDS,
@@ -86,10 +87,15 @@ def find_runs() -> RunsFound:
     """All runs with processes on this machine, without this process."""
     found, hidden_pids = find_processes()
     by_run = grouped((run_tags.run_tag_of(each.tag), each) for each in found if each.pid != os.getpid())
-    return RunsFound(_machine(), tuple(_summary(tag, its) for tag, its in sorted(by_run.items())), hidden_pids)
+    waiting: set[int] = set()
+    with contextlib.suppress(OSError):
+        waiting = {user.pid for user in register.listed() if user.ticket} if by_run else waiting
+    runs = tuple(_summary(tag, its, waiting) for tag, its in sorted(by_run.items()))
+    return RunsFound(machine(), runs, hidden_pids)
 
 
-def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
+def _summary(run_tag: str, found: list[RunProcess], waiting: Collection[int]) -> RunOnHost:
+    """``waiting``: pids of agents that wait for GPUs."""
     counts = Counter(process.kind for process in found)
     by_kind = sorted(found, key=lambda process: PROCESS_KINDS.index(process.kind))  # The launcher knows best.
     return RunOnHost(
@@ -101,6 +107,7 @@ def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
         launcher_alive=any(process.kind in ("launcher", "keeper") or process.launcher_alive for process in found),
         script=quote(next((process.script for process in by_kind if process.script), ""), _MAX_SCRIPT),
         launchers=tuple(process.pid for process in found if process.kind == "launcher"),
+        waits=any(process.pid in waiting for process in found),
     )
 
 
@@ -110,7 +117,8 @@ def _memory_bytes(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _machine() -> str:
+def machine() -> str:
+    """As in RunsFound."""
     boot_id = os.fsdecode(procfs.read("/proc/sys/kernel/random/boot_id").strip())
     return f"{boot_id} {os.readlink('/proc/self/ns/pid')}"
 
