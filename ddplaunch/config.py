@@ -6,7 +6,7 @@ Read by the launcher; agents receive the groups. A LaunchConfig validates itself
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
+from typing import Any, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
 from ddplaunch.cluster.rendezvous_config import RendezvousConfig as RendezvousConfig
@@ -253,6 +253,7 @@ class LaunchConfig(AgentConfig):
         env_wheels: folder with the wheels to install from; None: uv finds them.
         env_dir: folder for environments on each host; None: the default.
         code: the snapshot that the workers run, a folder; None: the files themselves. A run with ``snapshot`` fills it.
+        begun: in place of the class of the Transport, if a feature has started agents ahead, with its ``run_tag``.
         notices: messages about the configuration, shown at the start.
 
     Raises:
@@ -293,6 +294,7 @@ class LaunchConfig(AgentConfig):
     env_args: str | None = None
     env_wheels: str | None = None
     env_dir: str | None = None
+    begun: Any = field(default=None, repr=False, compare=False)
     notices: tuple[StartNotice, ...] = ()
 
     def __post_init__(self) -> None:

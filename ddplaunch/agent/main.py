@@ -1,7 +1,7 @@
 """Entry point of the agent's process: control channel, signals, and the report of an error that ends the agent.
 
-The first record on stdin selects the task: a node of a run (AgentSpec), a sweep, or a query. Must import only what
-every run needs, since the launcher waits for its start.
+The first record on stdin selects the task: a node of a run (AgentSpec), a sweep, or a query, which other queries and a
+run may follow. Must import only what every run needs, since the launcher waits for its start.
 """
 
 from __future__ import annotations
@@ -99,15 +99,10 @@ def _execute(
     spec: AgentSpec | None = None
     host = "this node"
     try:
-        received = wire.read_record(stream, (AgentSpec, SweepNode), _queries)
-        signal.alarm(0)  # Set by remote_start, for an agent whose launcher is cut off before the first record.
-        if received is None:
-            return ()
-        order = received[0]
-        host = order.host if isinstance(order, AgentSpec) else host
-        procfs.check_mounted(host)
+        order = _serve_until_run(stream, outbox)
         if not isinstance(order, AgentSpec):
-            return _serve_without_run(order, stream, outbox)
+            return order
+        host = order.host
         linux.become_subreaper()
         inbox = Inbox(stream, mailbox, outbox.send)
         spec = this_node.prepare(order)
@@ -152,16 +147,19 @@ def _queries() -> tuple[type, ...]:
     return features.records("TO_AGENT", "queries")  # An agent of a run does not load them.
 
 
-def _serve_without_run(order: object, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
-    """Sweep a run, or answer queries until the launcher has no more."""
-    if isinstance(order, SweepNode):
-        return _sweep_node(order)
-    while (unkillable := features.answering_module(order).serve(order, stream, outbox)) is None:
-        received = wire.read_record(stream, _queries())
-        if received is None:
-            return ()
+def _serve_until_run(stream: BinaryIO, outbox: Outbox) -> AgentSpec | tuple[int, ...]:
+    """Sweep a run, or answer queries, until the launcher begins a run or has no more: then as ``_execute`` returns."""
+    while (received := wire.read_record(stream, (AgentSpec, SweepNode), _queries)) is not None:
+        signal.alarm(0)  # Set by remote_start, for an agent whose launcher is cut off before the first record.
         order = received[0]
-    return tuple(unkillable)
+        procfs.check_mounted(order.host if isinstance(order, AgentSpec) else "this node")
+        if isinstance(order, AgentSpec):
+            return order
+        sweeps = isinstance(order, SweepNode)
+        unkillable = _sweep_node(order) if sweeps else features.answering_module(order).serve(order, stream, outbox)
+        if unkillable is not None:
+            return tuple(unkillable)
+    return ()
 
 
 def _describe(error: Exception, host: str) -> AgentFailed:

@@ -239,5 +239,5 @@ def transport_for(
     Raises:
         LaunchError: this machine allows too few open files for so many hosts.
     """
-    transport: type[Transport] = load(transports.row(config.transport).class_path)
+    transport: type[Transport] = config.begun or load(transports.row(config.transport).class_path)
     return transport(config, node_names(config), run_tag, output, post, early_agent, stdout_fd)

@@ -310,7 +310,7 @@ def test_two_commands_copy_code_to_a_host_one_after_the_other(root: Path, monkey
         assert sender.run() == CopyAnswer()
 
 
-def test_an_agent_that_is_cut_off_from_its_launcher_ends_for_one_that_waits(
+def test_an_agent_that_is_cut_off_from_its_launcher_ends_soon_for_one_that_waits_and_else_later(
     root: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """In a process of its own: it ends at once."""
@@ -333,6 +333,9 @@ def test_an_agent_that_is_cut_off_from_its_launcher_ends_for_one_that_waits(
     os.utime(receive._lock[0], (0, 0))
     assert not is_ended(0.3)
     os.utime(receive._lock[0], (time.time() + 100, time.time() + 100))  # As the one that waits does all the time.
+    assert is_ended(10)
+    os.utime(receive._lock[0], (0, 0))
+    lost.idle_since = time.monotonic() - 400
     assert is_ended(10)
 
 

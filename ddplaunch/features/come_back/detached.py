@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,9 @@ def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
     """
     _check(config)
     config = features.at_start(features.prepare(config))
+    if config.begun:  # Its threads are not those of the launcher.
+        config.begun.close()
+        config = replace(config, begun=None)
     run_id = config.run_id or run_folder.new_run_id()
     folder, warning = setup.create_run_folder(config, run_id)
     if folder is None:

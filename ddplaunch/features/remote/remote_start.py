@@ -138,8 +138,11 @@ def use_package():
 
 facts = {"pid": os.getpid(), "python": ".".join(map(str, sys.version_info[:3]))}
 try:
-    os.chdir(os.path.expanduser(start["cwd"]))
-    facts["has_script"] = not start["script"] or os.path.exists(os.path.expanduser(start["script"]))
+    cwd, script = map(os.path.expanduser, (start["cwd"], start["script"]))
+    if "gets_code" in start and not os.path.isdir(cwd):
+        os.makedirs(cwd, 0o700)
+    os.chdir(cwd)
+    facts["has_script"] = "gets_code" in start or not script or os.path.exists(script)
 except OSError as error:
     facts["directory"] = error.strerror
 given = read_line() if "connects" in start else b""
@@ -173,10 +176,8 @@ if "ddplaunch" in facts:
 """
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
 
-
 RUN_TEXT = f'import os; text = os.environ.pop("{START_VARIABLE}"); exec(text)'
 """What Python executes."""
-
 
 SLOW_HINT = "A slow file system, busy CPUs, a slow link or --remote-setup? --start-timeout allows more."
 """Hint where an agent has not started in time."""
@@ -197,6 +198,7 @@ class RemoteStart:
         kept: what a keeper that an earlier run has left there is asked with: the modules of --preload, the script,
             and --keep-warm, None if that is not given. None: it is not asked.
         entry: module whose ``main()`` is the agent.
+        gets_code: the script comes later; ``cwd`` is made, but if it cannot be, the agent starts elsewhere.
         connects: it connects to the launcher, if it can (``relay``): what it needs for that follows ``first_input``.
         login_command: what opens a shell there, for hints; empty: they name nothing.
         timeout_s: seconds from the login to the facts, ``setup`` included.
@@ -211,6 +213,7 @@ class RemoteStart:
     needs_torch: bool = True
     kept: dict[str, Any] | None = None
     entry: str = AGENT_MODULE
+    gets_code: bool = False
     connects: bool = False
     login_command: str = ""
     timeout_s: float = 60.0
@@ -242,7 +245,8 @@ def agent_start(config: LaunchConfig, index: int, node_tag: str, purpose: Purpos
         return start
     asks = config.keep_warm_s != 0 and transport.keeps_warm
     kept = {"preload": config.workers.preload, "script": config.script_file, "seconds": config.keep_warm_s}
-    return replace(start, script=config.script_file, needs_torch=True, kept=kept if asks else None)
+    start = replace(start, script=config.script_file, gets_code=config.sync)
+    return replace(start, needs_torch=True, kept=kept if asks else None)
 
 
 def first_input(start: RemoteStart, text: str = "", before: str = "") -> bytes:
@@ -256,8 +260,7 @@ def first_input(start: RemoteStart, text: str = "", before: str = "") -> bytes:
     values |= {"load": LOAD_PACKAGE, "first_record_s": _FIRST_RECORD_S}
     if start.kept:
         values["kept"] = start.kept
-    if start.connects:
-        values["connects"] = True
+    values |= {name: True for name in ("connects", "gets_code") if getattr(start, name)}
     env = {name: value for name, value in start.env.items() if _is_settable(name)}
     # A Python literal in ASCII; JSON would write an emoji as two surrogates, which Python does not join.
     env[START_VARIABLE] = f"start = {values!a}\n{_BEGIN}\n{text}{_STARTER}"
@@ -373,13 +376,11 @@ def _check_packages(host: str, facts: NodeFacts, start: RemoteStart) -> HostFail
 
 
 def _check_files(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:
-    if facts.directory:
+    if facts.directory and not start.gets_code:
         hint = "Every node must have the launcher's working directory; --chdir names another folder."
         return HostFailure(host, "directory", f"{start.cwd}: {facts.directory}", hint)
     if not facts.has_script:
         hint = "The script must be on every node under the same path, for example on a shared file system."
-        if start.script.startswith("~"):  # Of --sync.
-            hint = "It was sent to this host, and has been deleted since: start the run again."
         return HostFailure(host, "script", f"no {start.script} in {start.cwd}", hint)
     return None
 

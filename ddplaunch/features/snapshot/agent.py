@@ -23,19 +23,24 @@ _TOUCH_S = 12 * 3600.0
 
 
 def begin(spec: AgentSpec, _post: Callable[[object], None]) -> None:
-    """Check that the snapshot is on this host.
+    """Check that the snapshot is on this host. If it was sent, the agent may have begun outside of it: enter it.
 
     Raises:
         LaunchError: it is not.
     """
-    text = spec.texts.get("snapshot")
-    named = str(json.loads(text)["copy"]) if text else ""
+    said = json.loads(spec.texts.get("snapshot", '{"copy": ""}'))
+    named = said["copy"]
     folder = os.path.expanduser(named)
     if folder and not os.path.exists(os.path.join(folder, MARKER)):
         hint = "All hosts must have the folder, on a file system that they share: --log-dir names another one."
         if named != folder:  # Of --sync.
             hint = "It was sent to this host, and has been deleted since: start the run again."
         raise LaunchError(f"{spec.host}: there is no snapshot {folder} here", hint)
+    if "cwd" in said:
+        from ddplaunch.features.snapshot import receive
+
+        receive.end()
+        os.chdir(os.path.expanduser(said["cwd"]))
 
 
 class SnapshotPart(Part):

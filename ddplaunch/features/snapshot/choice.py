@@ -53,8 +53,7 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
     script = _script_in(folder, found, config)
     started = replace(config, code=folder, script=script, notices=(*config.notices, *told))
     if config.sync and not config.is_local:
-        cwd = _working_directory(found.root)
-        started = hosts.on_hosts(hosts.send(started, folder, found, cwd), folder, cwd)
+        return hosts.send(started, folder, found, _working_directory(found.root))
     return started
 
 
@@ -176,13 +175,15 @@ def for_agent(config: LaunchConfig) -> str | None:
     """The snapshot for agents, in JSON; None: the run has none.
 
     ``roots``: the folders of which ``copy`` is the copy, for Python's search path; ``content``: the hash of what it
-    has. A path may begin with ``~``, the home on the host.
+    has; ``cwd``: with --sync, the working directory of workers. A path may begin with ``~``, the home on the host.
     """
     if config.code is None:
         return None
     found = _facts(config.code)
-    copy, work = hosts.paths(config.code) if config.sync and not config.is_local else (config.code, found.root)
-    return json.dumps({"roots": list(dict.fromkeys([found.root, work])), "copy": copy, "content": found.content})
+    is_sent = config.sync and not config.is_local
+    copy, work = hosts.paths(config.code) if is_sent else (config.code, found.root)
+    said = {"roots": list(dict.fromkeys([found.root, work])), "copy": copy, "content": found.content}
+    return json.dumps({**said, "cwd": config.chdir} if is_sent else said)
 
 
 def planned(config: LaunchConfig) -> LaunchConfig:

@@ -1,7 +1,8 @@
 """Sends a snapshot to hosts that do not share a file system with this machine, for ``--sync``.
 
 Runs in the process of the command, before the run: an agent on each host makes a copy, and gets only the files that the
-host does not have. No host waits for another one, and one that is silent is given up.
+host does not have. No host waits for another one, and one that is silent is given up. When all have their copy, the
+same agents run the job (``begun``).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import fold
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, StartNotice
-from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries, query_transport
+from ddplaunch.features.runs.asked_nodes import QueriedNode, Queries
 from ddplaunch.features.snapshot import content, copies
+from ddplaunch.features.snapshot.begun import Begun
 from ddplaunch.features.snapshot.queries import (
     PART_BYTES,
     ROUND_BYTES,
@@ -30,6 +32,7 @@ from ddplaunch.features.snapshot.queries import (
     CopyProgress,
     GiveFiles,
     Giving,
+    KeepWaiting,
     MakeCopy,
     PutPart,
     Source,
@@ -39,6 +42,8 @@ from ddplaunch.features.snapshot.records import HOME_BASE, MARKER
 from ddplaunch.features.snapshot.spread import Spread
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Progress
+from ddplaunch.system.files.run_folder import new_run_id
+from ddplaunch.system.run_tags import new_run_tag
 from ddplaunch.text import plural, quote, size
 from ddplaunch.transport.failures import HostFailure, failures_table
 
@@ -77,40 +82,30 @@ def paths(folder: str) -> tuple[str, str]:
 
 
 def send(config: LaunchConfig, folder: str, found: Facts, cwd: str) -> LaunchConfig:
-    """Have all hosts make a copy of the snapshot ``folder``. Returns ``config`` with those that have, and with notices.
+    """Have all hosts make a copy of the snapshot ``folder``.
+
+    Returns ``config`` of a run there, with the hosts that have a copy, and with notices.
 
     ``cwd``: working directory of the workers, relative to that of the code.
 
     Raises:
         LaunchError: a host cannot be reached, or has no copy, and so the job cannot run.
     """
-    with open(os.path.join(folder, MARKER), "rb") as file:
-        marker = file.read()
-    project, name = folder.split("/")[-2:]
-    own = content.hash_of(marker)
-    round_bytes = max(_LEAST_BYTES, min(ROUND_BYTES, _ALL_BYTES // len(config.hosts)))
-    order = MakeCopy(
-        project=project,
-        name=name,
-        marker=own,
-        marker_bytes=len(marker),
-        cwd=cwd,
-        round_bytes=round_bytes,
-        sender=quote(f"{_user()}@{setup.local_host_name()}"),
-    )
-    files = {noted[2]: os.path.join(folder, path) for path, noted in found.files.items() if len(noted) > 1}
-    files[own] = os.path.join(folder, MARKER)
+    config = on_hosts(config, folder, cwd)
+    order, files = _order(config, folder, found, cwd)
     queries = Queries(_STUCK_S)
-    transport = query_transport(config.hosts, config.remote, queries.post)
-    with contextlib.closing(setup.open_console(config, None, 1)) as console:
-        try:
-            queries.start(transport, order)
-            progress = Progress(console, is_quiet=config.output.verbosity < 0)
-            (sending := Sending(queries, order, files)).run(progress)
-        finally:
-            queries.close()
-            transport.close()
-    failed = {node.name: failure for node in queries.nodes if (failure := _failure(node))}
+    run_id = config.run_id or new_run_id()
+    begun = Begun(config, new_run_tag(run_id, is_unique=not config.run_id), queries.post)
+    with contextlib.closing(setup.open_console(config, None, 1)) as console, contextlib.ExitStack() as stack:
+        stack.callback(begun.close)
+        stack.callback(queries.close)
+        queries.start(begun.transport, order, "run")
+        progress = Progress(console, is_quiet=config.output.verbosity < 0)
+        (sending := Sending(queries, order, files)).run(progress)
+        failed = {node.name: failure for node in queries.nodes if (failure := _failure(node))}
+        if not failed:  # Otherwise nodes have other numbers in the run.
+            stack.pop_all()
+            begun.hand_over(queries.nodes, config.max_nodes)
     hosts = tuple(host for host, node in zip(config.hosts, queries.nodes, strict=True) if node.name not in failed)
     table = failures_table(failed.values())
     if len(hosts) < config.min_nodes:
@@ -124,8 +119,28 @@ def send(config: LaunchConfig, folder: str, found: Facts, cwd: str) -> LaunchCon
         config,
         hosts=hosts,
         max_nodes=min(config.max_nodes, len(hosts)),
+        run_id=config.run_id if failed else run_id,
+        begun=None if failed else begun,
         notices=(*config.notices, *notices),
     )
+
+
+def _order(config: LaunchConfig, folder: str, found: Facts, cwd: str) -> tuple[MakeCopy, dict[str, str]]:
+    """What the hosts are to make, and the paths of the files that they may want, by hash."""
+    with open(os.path.join(folder, MARKER), "rb") as file:
+        marker = file.read()
+    project, name = folder.split("/")[-2:]
+    order = MakeCopy(
+        project=project,
+        name=name,
+        marker=content.hash_of(marker),
+        marker_bytes=len(marker),
+        cwd=cwd,
+        round_bytes=max(_LEAST_BYTES, min(ROUND_BYTES, _ALL_BYTES // len(config.hosts))),
+        sender=quote(f"{_user()}@{setup.local_host_name()}"),
+    )
+    files = {noted[2]: os.path.join(folder, path) for path, noted in found.files.items() if len(noted) > 1}
+    return order, {**files, order.marker: os.path.join(folder, MARKER)}
 
 
 def _user() -> str:
@@ -249,9 +264,7 @@ class Sending:
         self.sent += nbytes
         self._sent[node.name] += nbytes
         if nbytes > self._order.round_bytes or any(wanted.hash not in self._files for wanted in answer.wanted):
-            hint = "Is ddplaunch there of the same version as here?"
-            failure = HostFailure(node.name, "start", "asks for files that are not in the snapshot", hint)
-            self._give_up(node, failure)
+            self._give_up(node, HostFailure(node.name, "start", "asks for files that are not in the snapshot"))
         elif self._sent[node.name] > self._most:
             self._give_up(node, HostFailure(node.name, "start", "what is sent arrives damaged, again and again"))
         else:
@@ -271,6 +284,8 @@ class Sending:
             for name in waiting:
                 del self._spread.waiting[name]
                 self._nodes[name].handle.send(self._order)
+            for name in self._copied:
+                self._nodes[name].handle.send(KeepWaiting())
         for node in self._unfinished():
             if node.name not in self._heard_at:  # Its handle limits the time in which it connects.
                 continue
@@ -318,7 +333,7 @@ def _text_of_part(path: str, offset: int, nbytes: int) -> str:
 
 
 def on_hosts(config: LaunchConfig, folder: str, cwd: str) -> LaunchConfig:
-    """``config`` of a run whose hosts have copies of the snapshot ``folder``: workers run there."""
+    """``config`` of a run whose hosts get copies of the snapshot ``folder``: workers run there."""
     copy, work = paths(folder)
     script = config.script
     if config.script_file:

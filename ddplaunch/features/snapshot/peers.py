@@ -36,9 +36,11 @@ _ASKED_AT_ONCE = 64
 
 _PIECE_BYTES = 1 << 20
 
+_listeners: list[socket.socket] = []
+
 
 def give(order: GiveFiles, files: Mapping[str, str]) -> Giving:
-    """Let others take ``files``, paths by hash, until this process ends.
+    """Let others take ``files``, paths by hash, until ``end``, or the end of this process.
 
     Raises:
         LaunchError, OSError: this host cannot listen.
@@ -47,14 +49,24 @@ def give(order: GiveFiles, files: Mapping[str, str]) -> Giving:
 
     context = tls.server_context(order.identity.encode())
     listener = network.listen("this host", network.any_address(), 0)
+    _listeners.append(listener)
     in_thread("files", lambda: _accept(listener, context, order.secret.encode(), files))
     return Giving(network.own_addresses(os.environ)[:_MAX_ADDRESSES], listener.getsockname()[1])
+
+
+def end() -> None:
+    """Give nothing more."""
+    while _listeners:
+        _listeners.pop().shutdown(socket.SHUT_RDWR)  # Ends the thread's wait.
 
 
 def _accept(listener: socket.socket, context: ssl.SSLContext, secret: bytes, files: Mapping[str, str]) -> None:
     room = threading.Semaphore(_MAX_TAKERS)
     while room.acquire():
-        accepted, _ = listener.accept()
+        try:
+            accepted, _ = listener.accept()
+        except OSError:
+            return listener.close()
 
         def serve(accepted: socket.socket = accepted) -> None:
             try:

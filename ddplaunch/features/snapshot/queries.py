@@ -96,6 +96,11 @@ class GiveFiles:
 
 
 @dataclass(frozen=True)
+class KeepWaiting:
+    """Command to agent, which has made its copy: others have not, and the command lives."""
+
+
+@dataclass(frozen=True)
 class Wanted:
     """Up to ``nbytes`` from ``offset`` on are missing of the file with this hash."""
 
@@ -142,5 +147,5 @@ class Giving:
     port: Port = 0
 
 
-TO_AGENT = {MakeCopy: "receive", PutPart: "receive", GiveFiles: "receive"}
+TO_AGENT = dict.fromkeys((MakeCopy, PutPart, GiveFiles, KeepWaiting), "receive")
 FROM_AGENT = (CopyAnswer, CopyProgress, Giving)

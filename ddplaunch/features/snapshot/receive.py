@@ -30,6 +30,7 @@ from ddplaunch.features.snapshot.queries import (
     CopyProgress,
     GiveFiles,
     Giving,
+    KeepWaiting,
     MakeCopy,
     PutPart,
     Source,
@@ -56,17 +57,22 @@ _problems: list[str] = []
 """Why parts could not be kept since the last answer: the sender does not wait for an answer to each."""
 
 
+_ALONE_S = 300.0
+"""Every agent ends that has got nothing for so long; one whose launcher waits for other hosts gets something."""
+
+
 class _Progress:
     """How far the copy is. A thread tells the launcher, which so knows that this host lives.
 
     Attributes:
         idle_since: when the last query was answered; None: one is being answered.
+        is_over: the copy is made, and a run has begun here: nothing more is told.
     """
 
     def __init__(self) -> None:
         self.left = self.steps = 0
         self.idle_since: float | None = None
-        self._is_told = False
+        self.is_over = self._is_told = False
 
     def tell(self, outbox: Any) -> None:
         """Tell it from now on."""
@@ -79,19 +85,29 @@ class _Progress:
         self.left, self.steps = max(0, self.left - nbytes), self.steps + 1
 
     def _tell(self, outbox: Any) -> None:
-        while True:
-            time.sleep(PROGRESS_S)
+        while not self.is_over:
             outbox.send(CopyProgress(self.left, self.steps))
-            is_lost = self.idle_since is not None and time.monotonic() - self.idle_since > _LOST_S
-            if is_lost and _lock and time.time() - os.fstat(_lock[0]).st_mtime < PROGRESS_S:
+            idle_s = 0.0 if self.idle_since is None else time.monotonic() - self.idle_since
+            others_wait = _lock and time.time() - os.fstat(_lock[0]).st_mtime < PROGRESS_S
+            if idle_s > (_LOST_S if others_wait else _ALONE_S):
                 os._exit(0)
+            time.sleep(PROGRESS_S)
 
 
 _progress = _Progress()
 
 
-def serve(query: MakeCopy | PutPart | GiveFiles, _stream: BinaryIO, outbox: Any) -> None:
-    """Answer MakeCopy or GiveFiles, or keep what PutPart brings. Other queries may follow."""
+def end() -> None:
+    """The code is here, and this agent runs the job."""
+    _progress.is_over = True
+    peers.end()
+
+
+def serve(query: MakeCopy | PutPart | GiveFiles | KeepWaiting, _stream: BinaryIO, outbox: Any) -> None:
+    """Answer MakeCopy or GiveFiles, or keep what PutPart brings. Other queries, or a run, may follow."""
+    if isinstance(query, KeepWaiting):
+        _progress.idle_since = time.monotonic()
+        return None
     if isinstance(query, GiveFiles):
         giving = Giving()
         with contextlib.suppress(LaunchError, OSError, ImportError):  # A Python may lack the module ssl.

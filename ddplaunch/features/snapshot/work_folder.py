@@ -35,7 +35,7 @@ def link(folder: str, work: str, cwd: str, found: Facts, sender: str, on_link: C
     links = {
         path: noted[0] if _leads_inside(noted) else os.path.join(code, path) for path, noted in found.files.items()
     }
-    folders = copies.folders_of(links)
+    folders = copies.folders_of([*links, os.path.join(cwd, ".")])
     os.makedirs(work, mode=0o700, exist_ok=True)
     before, sender_before = _read_note(note)
     for path, target in before.items():
@@ -51,7 +51,7 @@ def link(folder: str, work: str, cwd: str, found: Facts, sender: str, on_link: C
         os.symlink(folder, f"{code}.part")
         os.replace(f"{code}.part", code)
     try:
-        for each in (*sorted(folders), cwd):
+        for each in sorted(folders):
             os.makedirs(here := os.path.join(work, each), mode=0o700, exist_ok=True)
         for path, target in links.items():
             if _target(here := os.path.join(work, path)) != target:
