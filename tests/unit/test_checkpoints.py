@@ -272,6 +272,31 @@ def test_what_a_file_system_has_said_before_is_not_taken_for_its_answer(
     assert part.saved() == saved
 
 
+def test_what_is_saved_while_a_look_takes_long_is_found_at_the_end_of_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    archive(tmp_path / "step_1.ckpt", 1)
+    part = CheckpointPart(Node(tmp_path))  # type: ignore[arg-type]
+    part.on_attempt(None, a_round(saved=part.saved()))  # type: ignore[arg-type]
+    looked, answer, newest_of = threading.Event(), threading.Event(), Search.newest
+
+    def newest_late(search: Search, *, all_ended: bool) -> object:
+        found = newest_of(search, all_ended=all_ended)
+        looked.set()
+        answer.wait()
+        return found
+
+    monkeypatch.setattr(Search, "newest", newest_late)
+    part.run_due(1e12)
+    looked.wait()
+    archive(tmp_path / "step_2.ckpt", 2)
+    part.on_attempt_ended(())
+    answer.set()
+    (seen,) = part.evidence(())
+    assert isinstance(seen, CheckpointSeen)
+    assert seen.step == 2
+
+
 def test_all_nodes_name_the_checkpoint_of_the_round(tmp_path: Path):
     file(tmp_path / "step_1.pt", 1)
     part = CheckpointPart(node := Node(tmp_path))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.features.name_servers import look_up
+from ddplaunch.features import name_servers
 from ddplaunch.features.name_servers.agent import NameServersPart
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import Notice
@@ -26,8 +26,8 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         event.wait(10)
         return ""
 
-    monkeypatch.setattr(look_up, "reverse_name", reverse_name)
-    monkeypatch.setattr(look_up, "SLOW_S", 0.01)
+    monkeypatch.setattr(name_servers, "reverse_name", reverse_name)
+    monkeypatch.setattr(name_servers, "SLOW_S", 0.01)
     yield event
     event.set()
 
@@ -76,7 +76,7 @@ def test_the_line_has_the_form_that_torch_looks_up_and_is_shown_once(
 def test_an_answer_changes_nothing_and_what_is_no_name_is_left_to_the_workers(
     answer: threading.Event, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look_up, "SLOW_S", 30.0)
+    monkeypatch.setattr(name_servers, "SLOW_S", 30.0)
     answer.set()
     node = Node()
     assert (node.environ(address), node.sent) == ({}, [])

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.features import mounts
+from ddplaunch.features import mounts, name_servers
 from ddplaunch.features.check.queries import (
     IMPORTS_S,
     ConnectResults,
@@ -33,7 +33,6 @@ from ddplaunch.features.check.queries import (
 from ddplaunch.features.compile_cache import environ
 from ddplaunch.features.gpus import reader
 from ddplaunch.features.health import readiness
-from ddplaunch.features.name_servers import look_up
 from ddplaunch.features.numa import cpus
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Ping, Pong
@@ -118,7 +117,7 @@ def _health(order: InspectNode, read: GpusRead) -> NodeHealth | None:
 def _inspect(order: InspectNode, addresses: tuple[str, ...], port: int, read: GpusRead) -> NodeReport:
     torch, cuda = devices.torch_versions()
     started_s = time.monotonic()
-    name = look_up.reverse_name(addresses[0])
+    name = name_servers.reverse_name(addresses[0])
     name_s = time.monotonic() - started_s
     return NodeReport(
         python=".".join(map(str, sys.version_info[:3])),

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ddplaunch.cluster.hosts import fold
-from ddplaunch.features import mounts
+from ddplaunch.features import mounts, name_servers
 from ddplaunch.features.check.queries import ImportTimes, NodeReport
 from ddplaunch.features.health import findings, readiness
-from ddplaunch.features.name_servers import look_up
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import grouped, median, plural, size, table
 
@@ -67,7 +66,7 @@ def _row(node: CheckedNode) -> tuple[str, ...]:
         soft if soft == hard else f"{soft} of {hard}",
         # What a busy machine adds to a time that is measured makes no line of its own.
         f"{node.clock_s:+.1f} s" if abs(node.clock_s) - node.clock_error_s >= 0.05 else "same",
-        f"{report.name_s:.1f} s" if report.name_s > look_up.SLOW_S else "fast" if report.name else "no name",
+        f"{report.name_s:.1f} s" if report.name_s > name_servers.SLOW_S else "fast" if report.name else "no name",
     )
 
 
@@ -207,7 +206,7 @@ def _node_problems(node: CheckedNode) -> Iterator[str]:
     if abs(node.clock_s) - node.clock_error_s > MAX_CLOCK_S:
         side = "ahead of" if node.clock_s > 0 else "behind"
         yield f"the clock is {abs(node.clock_s):.1f} s {side} the launcher's: start chrony or ntpd"
-    if report.name_s > look_up.SLOW_S:
+    if report.name_s > name_servers.SLOW_S:
         yield _slow_name(node)
     for variable, file_system in report.compile_caches:
         if _is_shared(file_system):
@@ -227,7 +226,7 @@ def facts(node: CheckedNode) -> readiness.Facts:
 
 def _slow_name(node: CheckedNode) -> str:
     delay = f"{node.report.name_s:.1f} s to look up its address, and every worker does that when it connects"
-    return f"{delay}: {look_up.advice(node.report.address, node.report.name or node.host)} there"
+    return f"{delay}: {name_servers.advice(node.report.address, node.report.name or node.host)} there"
 
 
 def _differences(nodes: Sequence[CheckedNode]) -> Iterator[str]:

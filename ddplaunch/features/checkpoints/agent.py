@@ -45,7 +45,7 @@ class CheckpointPart(Part):
         self._pattern = os.path.abspath(os.path.expanduser(pattern)) if pattern else ""
         self._search: Search | None = None
         self._found: Found | None = None
-        self._is_known = self._is_looking = self._is_late = self._has_set_aside = False
+        self._is_known = self._is_looking = self._looks_again = self._is_late = self._has_set_aside = False
         self._told = ""
         self._round: Round | None = None
         self._started_s = 0.0
@@ -59,17 +59,20 @@ class CheckpointPart(Part):
     # Looking.
 
     def _look(self, *, all_ended: bool) -> None:
+        self._looks_again = self._is_looking and all_ended  # The look may have begun before the last checkpoint.
         if (search := self._search) and not self._is_looking:
             self._is_looking = True
             look = lambda: partial(self._on_found, search.newest(all_ended=all_ended))  # noqa: E731
-            post_from_thread("checkpoint", look, self._node.post, self._on_failed)
+            post_from_thread("checkpoint", look, self._node.post, self._on_looked)
 
     def _on_found(self, found: Found | None) -> None:
-        self._is_looking, self._is_late, self._is_known, self._found = False, False, True, found
-        self._look_at = time.monotonic() + PERIOD_S
+        self._is_known, self._found = True, found
+        self._on_looked()
 
-    def _on_failed(self) -> None:
+    def _on_looked(self) -> None:
         self._is_looking, self._is_late, self._look_at = False, False, time.monotonic() + PERIOD_S
+        if self._looks_again:
+            self._look(all_ended=True)
 
     def _await_look(self, limit_s: float) -> None:
         """Until the thread has looked; not for longer, once for each look, and not if the run is being stopped."""
@@ -108,6 +111,7 @@ class CheckpointPart(Part):
         super().on_attempt(group, round_)
         if self._search:
             self._round, self._started_s, self._look_at = round_, time.time(), time.monotonic() + PERIOD_S
+            self._looks_again = False  # Workers write.
             if round_.node_rank == 0:
                 self._told = ""  # The report of an earlier attempt may have been dropped.
 
@@ -151,10 +155,11 @@ class CheckpointPart(Part):
         """Set the checkpoint aside if attempts that begin from it fail, once until there is a newer one."""
         is_first = self._group is not None and any(worker.rank == 0 for worker in self._group.workers)
         self._has_set_aside = self._has_set_aside and result.saved_is_suspect
-        if not (self._sets_aside and result.saved_is_suspect and is_first and self._found) or self._has_set_aside:
+        may = self._sets_aside and not self._has_set_aside and not self._is_looking
+        if not (may and result.saved_is_suspect and is_first and self._found):
             return
         self._has_set_aside, path, self._is_looking = True, self._found.path, True
-        post_from_thread("checkpoint", partial(self._set_aside, path), self._node.post, self._on_failed)
+        post_from_thread("checkpoint", partial(self._set_aside, path), self._node.post, self._on_looked)
         self._await_look(_LAST_S)
 
     def _set_aside(self, path: str) -> Callable[[], None]:

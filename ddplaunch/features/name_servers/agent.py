@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.name_servers import look_up
+from ddplaunch.features import name_servers
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.threads import in_thread
 
@@ -37,7 +37,7 @@ class NameLookup:
 
     def __init__(self, address: str, post: Callable[[object], None]) -> None:
         """Start the look-up of an address or of the address of a host; at its end ``post`` wakes the agent."""
-        self.deadline = time.monotonic() + look_up.SLOW_S
+        self.deadline = time.monotonic() + name_servers.SLOW_S
         self.is_done = self._was_slow = self.was_told = False
         self.address = address
         in_thread("name look-up", lambda: self._run(post))
@@ -46,13 +46,13 @@ class NameLookup:
         started_s = time.monotonic()  # On a busy machine a thread may start late.
         with contextlib.suppress(OSError, UnicodeError):
             self.address = str(socket.getaddrinfo(self.address, None, type=socket.SOCK_STREAM)[0][4][0])
-            look_up.reverse_name(self.address)
-        self._was_slow, self.is_done = time.monotonic() - started_s > look_up.SLOW_S, True
+            name_servers.reverse_name(self.address)
+        self._was_slow, self.is_done = time.monotonic() - started_s > name_servers.SLOW_S, True
         post(lambda: None)
 
     @property
     def is_slow(self) -> bool:
-        """Whether the look-up took, or has taken so far, longer than ``look_up.SLOW_S``."""
+        """Whether the look-up took, or has taken so far, longer than ``name_servers.SLOW_S``."""
         return self._was_slow if self.is_done else time.monotonic() > self.deadline
 
 
@@ -86,10 +86,10 @@ class NameServersPart(Part):
     def _notice(self, address: str, node_rank: int) -> Notice:
         """What is slow, and the line that avoids it. If one launcher leads all nodes, that of the first is enough."""
         spec = self._node.spec
+        advice = name_servers.advice(address, "NAME" if node_rank else spec.host)
         text = (
-            f"no name server answers for {address}, and torch waits for one at every start: "
-            f"{look_up.advice(address, 'NAME' if node_rank else spec.host)} on every node; until then workers wait 1 s "
-            "for a name server (RES_OPTIONS)"
+            f"no name server answers for {address}, and torch waits for one at every start: {advice} on every node; "
+            "until then workers wait 1 s for a name server (RES_OPTIONS)"
         )
         return Notice(text, 1 if node_rank and spec.one_launcher_leads else 0)
 

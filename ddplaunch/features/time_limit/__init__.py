@@ -6,6 +6,7 @@ watches the job decides for all. Must not import torch.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -83,13 +84,13 @@ def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
         hint = "Give --time-limit, or start the job in SLURM, LSF or PBS."
         raise OptionError("--stop-before-end", given, "no scheduler says when this job ends", hint)
     known = [end for end in found if end is not None]
-    own = [] if config.time_limit_s is None else [now + config.time_limit_s]
-    left_s = min([*known, *own], default=before_s + 1.0) - now if known or own else before_s + 1.0
+    ends = known if config.time_limit_s is None else [*known, now + config.time_limit_s]
+    left_s = min(ends, default=math.inf) - now
     if left_s <= before_s:
         problem = f"the time limit is {duration(left_s)} away" if left_s > 0 else "the time limit has passed"
         hint = "Give the job more time (sbatch --time), or a shorter time here."
         raise OptionError("--stop-before-end", given, problem, hint)
-    if not known and not own:
+    if not ends:
         text = "--stop-before-end: the scheduler does not say when this job ends; --time-limit can say it"
         config = replace(config, notices=(*config.notices, StartNotice("warning", text)))
     return replace(config, job_ends_s=min(known, default=None))
