@@ -116,7 +116,7 @@ FEATURES = (
     Feature("plan", needs=("faults", "forwarding", "remote")),
     Feature("check", ("queries",), _OF_CHECK, early_if=("check_first", "passing_hosts_file")),
     Feature("functions", ("launcher", "agent", "worker", "target"), ("collect_logs",), watch_if="text", declares=False),
-    Feature("environments", ("agent", "queries"), needs=("remote", "runs"), early_if=("env",)),
+    Feature("environments", ("agent", "queries"), needs=("remote", "runs", "snapshot"), early_if=("env",)),
     Feature("snapshot", _IN_ALL, needs=("remote", "runs", "ssh"), early_if=("snapshot", "sync", "code")),
     Feature("warm", ("agent", "early_agent"), needs=("schedulers",), early_if=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),

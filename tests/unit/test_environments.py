@@ -12,8 +12,9 @@ import pytest
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.features import mounts
-from ddplaunch.features.environments import choice, make, places
+from ddplaunch.features.environments import choice, make, places, sent_uv
 from ddplaunch.features.environments.queries import MakeEnvironment, OfferedFile, PutFilePart
+from ddplaunch.features.snapshot import content
 from tests.support import wheels
 
 
@@ -28,7 +29,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def order(file: Path, **options: str) -> MakeEnvironment:
-    return choice.order_of(LaunchConfig(script="x.py", env=str(file), **options), "", {})
+    return choice.order_of(LaunchConfig(script="x.py", env=str(file), **options), "", {}, {})
 
 
 def test_what_the_file_includes_belongs_to_it(files: Path):
@@ -57,7 +58,7 @@ def test_hosts_get_settings_of_uv_but_no_places_of_this_machine(monkeypatch: pyt
         monkeypatch.delenv(name)
     for name in ("UV_INDEX", "UV_OFFLINE", "UV_CACHE_DIR", "UV_PUBLISH_TOKEN", "UV_PYTHON_INSTALL_DIR", "UV"):
         monkeypatch.setenv(name, "1")
-    assert choice._variables() == {"UV_INDEX": "1", "UV_OFFLINE": "1"}
+    assert sent_uv.variables() == {"UV_INDEX": "1", "UV_OFFLINE": "1"}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_a_python_is_no_argument_for_uv(files: Path):
 
 
 def test_a_transfer_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    base, file = str(tmp_path), OfferedFile("0" * 64, 7)
+    base, file = str(tmp_path), OfferedFile(content.hash_of(b"abcdefg"), 7)
 
     def put(offset: int, data: bytes) -> None:
         places.keep(base, PutFilePart(file.hash, offset, 7, base64.b64encode(data).decode()))
@@ -94,6 +95,14 @@ def test_a_transfer_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, monkey
     put(4, b"efg")
     assert places.wanted(base, file) is None
     assert Path(places.file_path(base, file)).read_bytes() == b"abcdefg"
+
+
+def test_a_file_that_has_arrived_otherwise_is_not_kept(tmp_path: Path):
+    base, file = str(tmp_path), OfferedFile(content.hash_of(b"abc"), 3)
+    assert places.wanted(base, file)
+    with pytest.raises(ValueError, match="a file has not arrived as it was sent"):
+        places.keep(base, PutFilePart(file.hash, 0, 3, base64.b64encode(b"abd").decode()))
+    assert places.wanted(base, file).offset == 0
 
 
 def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path):
@@ -129,13 +138,13 @@ def test_a_script_that_chooses_a_uv_is_not_sent(tmp_path: Path, monkeypatch: pyt
     (shim := tmp_path / "uv").write_text("#!/bin/sh\n")
     shim.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert choice._own_uv() == os.path.realpath(wheels.uv())
+    assert sent_uv.own_uv() == os.path.realpath(wheels.uv())
 
 
 def test_a_uv_that_does_not_run_is_named_and_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", wheels.path_without_uv())
     monkeypatch.setenv("HOME", str(tmp_path))
-    uv = OfferedFile("1" * 64, 4)
+    uv = OfferedFile(content.hash_of(b"\x7fELF"), 4)
     (tmp_path / "r.txt").write_text("torch\n")
     asked = replace(order(tmp_path / "r.txt"), uv=uv, folder=str(tmp_path))
     assert make.make(asked, {}, print).wanted[0].hash == uv.hash

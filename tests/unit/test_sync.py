@@ -236,7 +236,7 @@ class Nodes:
 
     def serve(self, sender: Sender) -> str:
         """What is said of a node that gets no copy."""
-        sending = hosts.Sending(self, sender.order, sender.files)  # type: ignore[arg-type]
+        sending = hosts.Sending(self, self.nodes, sender.order, sender.files)  # type: ignore[arg-type]
         sending.run(SimpleNamespace(show=lambda text: text(), end=lambda: None))  # type: ignore[arg-type]
         return self.nodes[0].failure.message if self.nodes[0].failure else ""
 
@@ -249,7 +249,7 @@ def answers(*wanted: Wanted) -> Callable[[QueriedNode], object]:
 def test_a_host_that_asks_for_other_files_or_more_fails_alone(root: Path, wanted: list[tuple[str, int, int]]):
     sender = Sender(root)
     asked = Nodes(answers(*(Wanted(digest or sender.order.marker, *numbers) for digest, *numbers in wanted)))
-    assert asked.serve(sender) == "asks for files that are not in the snapshot"
+    assert asked.serve(sender) == "asks for files that are not in the code"
     assert asked.sent == ["kill"]
 
 

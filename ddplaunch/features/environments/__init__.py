@@ -17,14 +17,14 @@ def rows() -> tuple[object, ...]:
     """``--env``, ``--env-args``, ``--env-wheels`` and ``--env-dir``."""
     from ddplaunch.rows import Condition, Option
 
-    only = (Condition("with --env", lambda config: bool(config.env)),)
+    only = (Condition("with --env FILE", lambda config: config.env not in (None, "", "pack")),)
     by_variable = (Condition("with --env", lambda config: bool(config.env), is_error=False),)
     return (
         Option(
             "--env",
             "FILE",
             "Have uv make the Python environment of a uv.lock, pyproject.toml or requirements.txt, once on each host, "
-            "and run there with it.",
+            "and run there with it. pack: copy the launcher's own environment to the same path on the hosts.",
             sets="env",
             variable="DDPLAUNCH_ENV",
             completes="file",
@@ -65,3 +65,8 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
     from ddplaunch.features.environments.choice import at_start
 
     return at_start(config)
+
+
+def for_agent(config: LaunchConfig) -> str | None:
+    """For ``--env pack``: the environment, whose programs workers find. None: agents know it themselves."""
+    return "pack" if config.env == "pack" else None

@@ -1,4 +1,4 @@
-"""In an agent whose Python is that of an environment of ``--env``: workers find its programs, and it is not deleted.
+"""In an agent whose Python is that of an environment of ``--env``: workers find its programs, and it stays as it is.
 
 Runs in the agent, in its main thread.
 """
@@ -6,6 +6,7 @@ Runs in the agent, in its main thread.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 import time
@@ -13,7 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.environments.queries import MARKER
+from ddplaunch.features.environments.queries import MARKER, NAME
+from ddplaunch.features.snapshot.records import MARKER as MARKER_OF_COPY
 from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
@@ -22,11 +24,24 @@ if TYPE_CHECKING:
 _TOUCH_S = 12 * 3600.0
 
 
-def begin(_spec: AgentSpec, _post: Callable[[object], None]) -> None:
+def begin(spec: AgentSpec, _post: Callable[[object], None]) -> None:
     """Set the variables that the environment's own ``activate`` sets: workers inherit them."""
-    if os.path.exists(os.path.join(sys.prefix, MARKER)):
-        os.environ["VIRTUAL_ENV"] = sys.prefix
+    if _holds_copy() or NAME in spec.texts or os.path.exists(os.path.join(sys.prefix, MARKER)):
+        if sys.prefix != sys.base_prefix:
+            os.environ["VIRTUAL_ENV"] = sys.prefix
         os.environ["PATH"] = os.pathsep.join((os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath)))
+
+
+def _holds_copy() -> bool:
+    """Whether this is a copy of --env pack: then no other command puts another one in its place while the run lasts."""
+    try:
+        fd = os.open(os.path.join(sys.prefix, MARKER_OF_COPY), os.O_RDONLY | os.O_CLOEXEC)  # Until this process ends.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:  # Such a lock cannot be had.
+        pass
+    return True
 
 
 class EnvironmentPart(Part):

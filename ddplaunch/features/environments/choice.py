@@ -5,40 +5,35 @@ Runs in the process of the command, before the run.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import re
 import shlex
-import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError, OptionError, UsageError
-from ddplaunch.features.environments import hosts, make
+from ddplaunch.features.environments import hashes, hosts, make, sent_uv
 from ddplaunch.features.environments.queries import MakeEnvironment, OfferedFile
 from ddplaunch.launcher import setup
+from ddplaunch.launcher.launch import told_if_slow
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote, size
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
 
+PACK = "pack"
+"""In place of a file: the launcher's own environment."""
+
 _PROJECT, _LOCK, _SETTINGS = "pyproject.toml", "uv.lock", "uv.toml"
 _MAX_BYTES = 16 << 20
 _INCLUDED = re.compile(r"^(?:-r|-c|--requirement|--constraint)[ =]*(\S+)", re.MULTILINE)
 _LOCAL = re.compile(r"^(?:(?:-e|--editable)[ =].*|(?:[./~]|file:).*|.*@ *file:.*)", re.MULTILINE)
 _PYTHON_ARGUMENT = re.compile(r"-p|--python(=|$)")
-
-_OWN_PLACES = re.compile(
-    r"UV|UV_(CACHE_DIR|CREDENTIALS_DIR|CONFIG_FILE|ENV_FILE|INSTALL_DIR|INTERNAL_.*|PROJECT|PROJECT_ENVIRONMENT"
-    r"|PUBLISH_.*|PYTHON|PYTHON_BIN_DIR|PYTHON_CACHE_DIR|PYTHON_INSTALL_DIR|PYTHON_SEARCH_PATH|RUN_.*|SYSTEM_PYTHON"
-    r"|TEST_.*|TOOL_.*|UNMANAGED_INSTALL|VENV_.*|WORKING_DIR|WORKING_DIRECTORY)"
-)
-"""Variables of uv that say where things are on this machine, or what else uv is to do here: hosts do not get them."""
 
 _DETERMINING = re.compile(
     r"UV_(BUILD_CONSTRAINT|CONSTRAINT|DEFAULT_INDEX|DEV|EXCLUDE|EXCLUDE_NEWER|EXTRA_INDEX_URL|FIND_LINKS|FORK_STRATEGY"
@@ -58,9 +53,16 @@ def at_start(config: LaunchConfig) -> LaunchConfig:
         raise UsageError("--env and PYTHON_EXEC exclude each other", "Unset PYTHON_EXEC.", ("--env",))
     if config.remote.python and config.is_local:
         return config  # This run has its environment.
-    uv, wheels = _own_uv(), _wheels(config.env_wheels)
-    files = {_offered(path).hash: path for path in (*filter(None, [uv]), *wheels.values())}
-    order = order_of(config, uv, wheels)
+    if config.env == PACK:
+        from ddplaunch.features.environments import pack
+
+        return pack.at_start(config)
+    uv, wheels = sent_uv.own_uv(), _wheels(config.env_wheels)
+    paths = [*filter(None, [uv]), *wheels.values()]
+    with told_if_slow(config, 3.0, "the wheels are read, to know which of them hosts lack"):
+        found = hashes.of_files(paths, f"{config.env_wheels}")
+    order = order_of(config, uv, wheels, found)
+    files = {found[path]: path for path in paths}
     return _here(config, order, files) if config.is_local else hosts.on_hosts(config, order, files)
 
 
@@ -74,8 +76,10 @@ def _here(config: LaunchConfig, order: MakeEnvironment, files: dict[str, str]) -
     return replace(config, remote=replace(config.remote, python=answer.python), notices=notices)
 
 
-def order_of(config: LaunchConfig, uv: str, wheels: dict[str, str]) -> MakeEnvironment:
+def order_of(config: LaunchConfig, uv: str, wheels: dict[str, str], hashes: Mapping[str, str]) -> MakeEnvironment:
     """What is asked of this machine, or of each host. ``uv`` and ``wheels`` are paths; empty: there are none.
+
+    ``hashes``: theirs, by path.
 
     Raises:
         UsageError: the file does not describe an environment that can be made elsewhere.
@@ -83,9 +87,9 @@ def order_of(config: LaunchConfig, uv: str, wheels: dict[str, str]) -> MakeEnvir
     main, files = _files(os.path.abspath(config.env or ""))
     args = _arguments(config.env_args)
     python = os.environ.get("UV_PYTHON") or _python_of(files, main) or ".".join(map(str, sys.version_info[:2]))
-    variables = {} if config.is_local else _variables()
+    variables = {} if config.is_local else sent_uv.variables()
     settings = "" if config.is_local else _user_settings()
-    offered = {name: _offered(path) for name, path in wheels.items()}
+    offered = {name: OfferedFile(hashes[path], os.path.getsize(path)) for name, path in wheels.items()}
     determining = [
         *(sorted(files.items()), main, args, python, settings),
         sorted((name, value) for name, value in os.environ.items() if _DETERMINING.fullmatch(name)),
@@ -102,7 +106,7 @@ def order_of(config: LaunchConfig, uv: str, wheels: dict[str, str]) -> MakeEnvir
         digest=hashlib.sha256(json.dumps(determining).encode()).hexdigest(),
         folder=config.env_dir or "",
         needs_torch=config.entry != "program",
-        uv=_offered(uv) if uv else None,
+        uv=OfferedFile(hashes[uv], os.path.getsize(uv)) if uv else None,
         machine=os.uname().machine,
         wheels=offered,
     )
@@ -185,31 +189,10 @@ def _python_of(files: dict[str, str], main: str) -> str:
 # What hosts get besides.
 
 
-def _variables() -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if re.match("UV_", name) and not _OWN_PLACES.fullmatch(name)
-    }
-
-
 def _user_settings() -> str:
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     path = os.environ.get("UV_CONFIG_FILE") or os.path.join(config, "uv", _SETTINGS)
     return _text(path) if os.path.exists(path) and not os.environ.get("UV_NO_CONFIG") else ""
-
-
-def _own_uv() -> str:
-    """The uv of this machine: in PATH, or of the package of this name; empty: there is none that can be sent."""
-    found = [shutil.which("uv") or ""]
-    with contextlib.suppress(ImportError, OSError):  # Not installed, or without the program.
-        found.append(str(import_module("uv").find_uv_bin()))
-    return next((os.path.realpath(path) for path in found if path and _is_program(path)), "")
-
-
-def _is_program(path: str) -> bool:
-    """Whether it is no script, as those that choose one of several versions."""
-    with contextlib.suppress(OSError), kept_files.open_regular(path) as file:
-        return file.read(4) == b"\x7fELF"
-    return False
 
 
 def _wheels(folder: str | None) -> dict[str, str]:
@@ -227,9 +210,3 @@ def _wheels(folder: str | None) -> dict[str, str]:
     if not names:
         raise OptionError("--env-wheels", folder, "has no wheels", "`pip download -d DIR -r FILE` fills a folder.")
     return {name: os.path.realpath(os.path.join(folder, name)) for name in names}
-
-
-def _offered(path: str) -> OfferedFile:
-    found = os.stat(path)
-    text = f"{os.path.basename(path)} {found.st_size} {found.st_mtime_ns}"
-    return OfferedFile(hashlib.sha256(text.encode()).hexdigest(), found.st_size)

@@ -100,9 +100,8 @@ def on_hosts(config: LaunchConfig, order: MakeEnvironment, files: Mapping[str, s
     found = dict(zip(config.hosts, _made(config.hosts, config.remote, order, files, progress), strict=True))
     without = [host for host, each in found.items() if isinstance(each, HostFailure) and each.cause == "python"]
     if order.uv and without and not config.remote.python:
-        remote = python.installing(config.remote, order, files[order.uv.hash])
-        for begin in range(0, len(without), python.MAX_HOSTS):
-            some = without[begin : begin + python.MAX_HOSTS]
+        remote = python.installing(config.remote, files[order.uv.hash], order.python)
+        for some in python.groups(without):
             made = _made(some, remote, order, files, progress)
             again = (python.why_not_installed(each) if isinstance(each, HostFailure) else each for each in made)
             found.update(zip(some, again, strict=True))

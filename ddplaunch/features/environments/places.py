@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import LaunchError
 from ddplaunch.features import mounts
 from ddplaunch.features.environments.queries import MARKER, PART_BYTES, OfferedFile, PutFilePart, WantedFile
+from ddplaunch.features.snapshot import content
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
@@ -37,6 +38,7 @@ _FOLDER, _FILES = "environments", "files"
 _KEPT_S = 30 * 86400.0
 _KEPT_HALF_MADE_S = 86400.0
 _OTHERS_WRITE = 0o022
+_OTHER_LIBC = "another libc"
 
 _parts: dict[str, tuple[str, int]] = {}
 """By path, what has arrived in this process of files that are not complete."""
@@ -84,12 +86,15 @@ def environment_folder(base: str, order: MakeEnvironment, python: str) -> str:
 
     ``python``: the interpreter with which it is made, or uv's request for one.
     """
-    try:
-        libc = os.confstr("CS_GNU_LIBC_VERSION")
-    except (ValueError, OSError):
-        libc = "another libc"
-    key = json.dumps([order.digest, python, os.uname().machine, libc])
+    key = json.dumps([order.digest, python, os.uname().machine, libc()])
     return os.path.join(base, _FOLDER, f"{order.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
+
+
+def libc() -> str:
+    """Name and version of this machine's libc, like ``glibc 2.39``."""
+    with contextlib.suppress(ValueError, OSError):
+        return os.confstr("CS_GNU_LIBC_VERSION") or _OTHER_LIBC
+    return _OTHER_LIBC
 
 
 @contextlib.contextmanager
@@ -187,7 +192,7 @@ def _part(path: str) -> tuple[str, int]:
     for part in (f"{path}.{host}.part", f"{path}.{host}.{pid}.part"):
         if path in _parts:
             break
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o700)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _parts[path] = part, fd
@@ -200,7 +205,7 @@ def keep(base: str, received: PutFilePart) -> None:
     """Write the part; a file that is complete gets its name.
 
     Raises:
-        OSError: no room on the disk.
+        OSError: no room on the disk. ValueError: it is not what was sent.
     """
     path = os.path.join(base, _FILES, received.hash)
     part, fd = _part(path)
@@ -208,9 +213,16 @@ def keep(base: str, received: PutFilePart) -> None:
     if os.pwrite(fd, data, received.offset) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), part)
     if received.offset + len(data) >= received.size:
-        os.fsync(fd)
-        os.replace(part, path)
-        os.close(_parts.pop(path)[1])
+        del _parts[path]
+        with open(fd, "rb") as file:
+            is_whole = content.digest(file, None) == received.hash
+            os.fsync(fd)
+            if is_whole:
+                os.replace(part, path)
+            else:
+                os.unlink(part)
+        if not is_whole:
+            raise ValueError("a file has not arrived as it was sent")
 
 
 def write(folder: str, files: dict[str, str]) -> None:

@@ -7,19 +7,22 @@ Runs in the process of the command. The text asks for the launcher's uv as an ag
 from __future__ import annotations
 
 import gzip
+import os
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.environments import hashes, sent_uv
 from ddplaunch.features.remote import package
 from ddplaunch.transport.failures import HostFailure
 
 if TYPE_CHECKING:
+    from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import RemoteConfig
-    from ddplaunch.features.environments.queries import MakeEnvironment
 
-MAX_HOSTS = 16
+_MAX_HOSTS = 16
 """With more at a time, agents read more from their input than the text expects."""
 
 _TEXT = r"""
@@ -37,18 +40,25 @@ chmod 700 "$ddplaunch_uv.part" && mv "$ddplaunch_uv.part" "$ddplaunch_uv"
 """For ``RemoteConfig.setup``: the launcher's input is descriptor 3."""
 
 
-def installing(remote: RemoteConfig, order: MakeEnvironment, uv: str) -> RemoteConfig:
-    """``remote`` for hosts without Python: the user's setup, then the installation. ``uv``: path of that to send."""
-    assert order.uv
+def installing(remote: RemoteConfig, uv: str, python: str) -> RemoteConfig:
+    """``remote`` for hosts without Python: the user's setup, then the installation.
+
+    ``uv`` is the path of that which is sent, ``python`` a request of uv.
+    """
     package.ANSWERS["uv"] = cache(lambda: _compressed(uv))
     text = _TEXT.format(
-        hash=order.uv.hash,
-        machine=shlex.quote(order.machine),
+        hash=hashes.of_files([uv], "uv")[uv],
+        machine=shlex.quote(os.uname().machine),
         request=f"{package.PREFIX.decode()}uv",
-        variables=" ".join(f"{name}={shlex.quote(value)}" for name, value in order.variables.items()),
-        python=shlex.quote(order.python),
+        variables=" ".join(f"{name}={shlex.quote(value)}" for name, value in sent_uv.variables().items()),
+        python=shlex.quote(python),
     )
     return replace(remote, setup=f"{remote.setup}\n{text}")
+
+
+def groups(hosts: Sequence[Host]) -> Iterator[Sequence[Host]]:
+    """So many of these hosts at a time get a Python."""
+    return (hosts[begin : begin + _MAX_HOSTS] for begin in range(0, len(hosts), _MAX_HOSTS))
 
 
 def _compressed(path: str) -> bytes:

@@ -2,6 +2,8 @@
 
 The command asks for an environment (MakeEnvironment), sends the parts of files that the answer says are missing
 (PutFilePart), and asks again until there are none. While uv works, the agent says what it does (EnvironmentProgress).
+For ``--env pack`` it asks what is at the path of the launcher's environment (LookForEnvironment); the copy travels as
+one of ``--sync`` does (``features.snapshot.queries``).
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from ddplaunch.protocol.field_types import FolderName, Limit, LongText, OneLine,
 MARKER = ".ddplaunch-environment.json"
 """File in an environment that is complete; its time is that of the last use."""
 
+NAME = "environments"
+"""Of the feature: an agent that is to run with the launcher's environment has a text of this name."""
+
 PART_BYTES = 512 << 10
 ROUND_BYTES = 8 << 20
 """At most so many bytes are asked for at once: no more are in memory on the way to a host."""
@@ -21,7 +26,7 @@ ROUND_BYTES = 8 << 20
 MAX_PACKAGES = 10_000
 
 Hash = Annotated[str, Limit("a hash", lambda text: len(text) == 64 and set(text) <= set("0123456789abcdef"))]
-"""SHA-256 in hexadecimal digits; of a file, that of its name, size and time of change: some have gigabytes."""
+"""SHA-256 in hexadecimal digits."""
 
 _Path = Annotated[str, Limit("an absolute path", lambda text: not text or text.startswith("/"))]
 
@@ -119,5 +124,51 @@ class EnvironmentAnswer:
     hint: OneLine = ""
 
 
-TO_AGENT = {MakeEnvironment: "make", PutFilePart: "make"}
-FROM_AGENT = (EnvironmentProgress, EnvironmentAnswer)
+@dataclass(frozen=True, kw_only=True)
+class LookForEnvironment:
+    """Command to agent: requests an EnvironmentFound about the folder that is to be as the launcher's.
+
+    Attributes:
+        folder: its path.
+        python: its interpreter.
+        identity: that of ``python`` on the launcher's machine.
+        signature: that of the folder there; empty: it is not compared.
+        left_out: what does not belong to it, relative to it.
+        base: the interpreter with which it was made; empty: it is complete by itself.
+        base_folder: the folder of that.
+    """
+
+    folder: str
+    python: str
+    identity: OneLine
+    signature: str = ""
+    left_out: tuple[str, ...] = ()
+    base: str = ""
+    base_folder: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFound:
+    """Agent to command, in answer to LookForEnvironment.
+
+    Attributes:
+        is_same: the folder is that of the launcher's machine, or equal to it.
+        is_other: something else is there, which we have not put there.
+        machine: type of this machine's processor.
+        libc: name and version of its libc.
+        base: version of the interpreter ``base``; empty: there is none that runs.
+        python: version of the interpreter ``python``; empty: it does not run.
+        problem: why it does not.
+    """
+
+    is_same: bool
+    is_other: bool
+    machine: OneLine
+    libc: OneLine
+    base: OneLine
+    python: OneLine
+    problem: OneLine = ""
+
+
+TO_AGENT = {MakeEnvironment: "make", PutFilePart: "make", LookForEnvironment: "look"}
+FROM_AGENT = (EnvironmentProgress, EnvironmentAnswer, EnvironmentFound)

@@ -176,7 +176,7 @@ def _node(
 
 def _python(config: LaunchConfig, named: str) -> str:
     """The interpreter, as far as it is known before the start."""
-    return f"<Python of {config.env}>" if config.env else named
+    return named if config.env in (None, "", "pack") else f"<Python of {config.env}>"
 
 
 def _starts(config: LaunchConfig) -> str:

@@ -134,11 +134,8 @@ def take(repository: Repository, include: Sequence[str], base: str) -> str:
                 changed = error.path
         raise LaunchError(f"--snapshot: {quote(changed)} changes while it is copied", "Try again when it does not.")
     except OSError as error:
-        raise LaunchError(f"--snapshot: {error.filename or project or base}: {error.strerror}", _hint(error)) from None
-
-
-def _hint(error: OSError) -> str:
-    return _OTHER_FOLDER if error.errno in _FULL else ""
+        hint = _OTHER_FOLDER if error.errno in _FULL else ""
+        raise LaunchError(f"--snapshot: {error.filename or project or base}: {error.strerror}", hint) from None
 
 
 _OTHER_FOLDER = "--log-dir names another folder for what ddplaunch keeps."
@@ -335,7 +332,8 @@ def is_as_noted(path: str, noted: Sequence[Any]) -> bool:
 
 def damaged(folder: str, found: Facts) -> list[str]:
     """Paths of the files in a snapshot that are not as its marker says."""
-    return [path for path, noted in found.files.items() if not is_as_noted(os.path.join(folder, path), noted)]
+    changed = (path for path, noted in found.files.items() if not is_as_noted(os.path.join(folder, path), noted))
+    return [path for path in changed if "__pycache__/" not in path]  # Python writes these anew.
 
 
 def repair(folder: str, found: Facts, copy: Copy) -> None:

@@ -15,7 +15,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _SILENT_S = 20.0
 """A host that says nothing for so long is given up. A slow link delays what it says by ten seconds, no more."""
 
-_STUCK_S = 180.0
+STUCK_S = 180.0
 """So is one that lives, but gets nothing and makes nothing for so long: its file system hangs."""
 
 _SPREAD_ABOVE = 32
@@ -93,7 +93,7 @@ def send(config: LaunchConfig, folder: str, found: Facts, cwd: str) -> LaunchCon
     """
     config = on_hosts(config, folder, cwd)
     order, files = _order(config, folder, found, cwd)
-    queries = Queries(_STUCK_S)
+    queries = Queries(STUCK_S)
     run_id = config.run_id or new_run_id()
     begun = Begun(config, new_run_tag(run_id, is_unique=not config.run_id), queries.post)
     with contextlib.closing(setup.open_console(config, None, 1)) as console, contextlib.ExitStack() as stack:
@@ -101,7 +101,7 @@ def send(config: LaunchConfig, folder: str, found: Facts, cwd: str) -> LaunchCon
         stack.callback(queries.close)
         queries.start(begun.transport, order, "run")
         progress = Progress(console, is_quiet=config.output.verbosity < 0)
-        (sending := Sending(queries, order, files)).run(progress)
+        (sending := Sending(queries, queries.nodes, order, files)).run(progress)
         failed = {node.name: failure for node in queries.nodes if (failure := _failure(node))}
         if not failed:  # Otherwise nodes have other numbers in the run.
             stack.pop_all()
@@ -177,11 +177,21 @@ class Sending:
         given: bytes that hosts have got from others.
     """
 
-    def __init__(self, queries: Queries, order: MakeCopy, files: dict[str, str]) -> None:
-        """``order`` has been sent to all nodes of ``queries``; ``files`` are by hash."""
+    def __init__(
+        self,
+        queries: Queries,
+        nodes: Sequence[QueriedNode],
+        order: MakeCopy,
+        files: Mapping[str, str],
+        what: str = "the code",
+    ) -> None:
+        """``order`` has been sent to ``nodes``, of ``queries``; ``files`` are by hash; ``what`` they are, for messages.
+
+        Others of ``queries`` are let alone.
+        """
         self.sent = self.given = 0
-        self._queries, self._order, self._files = queries, order, files
-        self._nodes = {node.name: node for node in queries.nodes}
+        self._queries, self._order, self._files, self._what = queries, order, files, what
+        self._nodes = {node.name: node for node in nodes}
         self._sent = dict.fromkeys(self._nodes, 0)
         self._most = _TIMES * sum(map(os.path.getsize, files.values()))
         self._wanted: dict[str, CopyAnswer] = {}
@@ -201,6 +211,7 @@ class Sending:
         """A node that gets no copy has a ``failure`` then, or an answer with a problem."""
         while self._unfinished():
             node = self._queries.next_event(self._looked_at + _LOOK_S)
+            node = node if node and node.name in self._nodes else None
             if node and node.failure:
                 self._spread.leaves(node.name)
             elif node:
@@ -218,7 +229,7 @@ class Sending:
         return new_identity()
 
     def _unfinished(self) -> list[QueriedNode]:
-        return [node for node in self._queries.nodes if not node.failure and node.name not in self._copied]
+        return [node for node in self._nodes.values() if not node.failure and node.name not in self._copied]
 
     def _on_event(self, node: QueriedNode, now: float) -> None:
         if node.deadline < math.inf:  # Its facts have come.
@@ -229,7 +240,7 @@ class Sending:
             latest = CopyProgress(answer.left, 0)
             self._on_answer(node, answer, now)
         if latest and latest != self._progress.get(node.name):
-            self._progress[node.name], node.deadline = latest, now + _STUCK_S
+            self._progress[node.name], node.deadline = latest, now + STUCK_S
         giving: Giving | None = node.answers.pop(Giving, None)
         if giving:
             source = Source(giving.addresses, giving.port, self._identity[1], self._secret)
@@ -264,7 +275,7 @@ class Sending:
         self.sent += nbytes
         self._sent[node.name] += nbytes
         if nbytes > self._order.round_bytes or any(wanted.hash not in self._files for wanted in answer.wanted):
-            self._give_up(node, HostFailure(node.name, "start", "asks for files that are not in the snapshot"))
+            self._give_up(node, HostFailure(node.name, "start", f"asks for files that are not in {self._what}"))
         elif self._sent[node.name] > self._most:
             self._give_up(node, HostFailure(node.name, "start", "what is sent arrives damaged, again and again"))
         else:
@@ -278,7 +289,7 @@ class Sending:
         was_frozen, self._looked_at = now - self._looked_at > _FROZEN_S, now
         waiting = tuple(self._spread.waiting)
         for node in map(self._nodes.__getitem__, waiting):
-            node.deadline = now + _STUCK_S
+            node.deadline = now + STUCK_S
         if now > self._asked_at + _ASK_AGAIN_S:
             self._asked_at = now
             for name in waiting:
@@ -290,12 +301,12 @@ class Sending:
             if node.name not in self._heard_at:  # Its handle limits the time in which it connects.
                 continue
             if was_frozen:
-                self._heard_at[node.name], node.deadline = now, now + _STUCK_S
+                self._heard_at[node.name], node.deadline = now, now + STUCK_S
             if now - max(self._heard_at[node.name], node.handle.heard_at) > _SILENT_S:
-                message = f"has said nothing for {_SILENT_S:g} s while the code was sent to it"
+                message = f"has said nothing for {_SILENT_S:g} s while {self._what} was sent to it"
                 self._give_up(node, HostFailure(node.name, "timeout", message))
             elif now > node.deadline:
-                message = f"does not get on with the code: it has got nothing for {_STUCK_S:g} s"
+                message = f"does not get on with {self._what}: it has got nothing for {STUCK_S:g} s"
                 self._give_up(node, HostFailure(node.name, "timeout", message))
 
     def _give_up(self, node: QueriedNode, failure: HostFailure) -> None:
@@ -311,7 +322,7 @@ class Sending:
         left = sum(self._progress[name].left for name in behind if name in self._progress)
         has = len([name for name in self._copied if not self._nodes[name].answers[CopyAnswer].problem])
         return (
-            f"the code is on {has} of {plural(len(self._queries.nodes), 'host')}"
+            f"{self._what} is on {has} of {plural(len(self._nodes), 'host')}"
             + (f"; not connected yet: {quote(fold(absent), 100)}" if absent else "")
             + (f"; {size(left)} left for {quote(fold(behind), 100)}" if behind else "")
         )

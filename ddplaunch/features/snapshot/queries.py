@@ -56,6 +56,7 @@ class MakeCopy:
         round_bytes: so much may the answer ask for.
         sender: user and machine of the command.
         source: what is missing is taken from there first.
+        place: absolute path at which the copy is to stand, and nothing else; empty: in the home, for workers.
     """
 
     project: FolderName
@@ -66,6 +67,7 @@ class MakeCopy:
     round_bytes: RoundBytes = ROUND_BYTES
     sender: OneLine = ""
     source: Source | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 Everything is below ``HOME_BASE``: ``snapshots/PROJECT/NAME`` are the copies, ``received`` beside them has files that
 have arrived for one that is not complete, and ``work/PROJECT`` is the folder in which workers run. That has links to
-the files of the newest copy, and whatever the workers write; only the links are ever removed.
+the files of the newest copy, and whatever the workers write; only the links are ever removed. A copy that is to stand
+at a path of its own is beside that, and has no such folder (``placed``).
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -20,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.snapshot import content, copies, old_copies, peers, work_folder
+from ddplaunch.features.snapshot import content, copies, old_copies, peers, placed, work_folder
 from ddplaunch.features.snapshot.copies import Facts
 from ddplaunch.features.snapshot.queries import (
     MAX_WANTED,
@@ -52,6 +55,9 @@ _LOST_S = 30.0
 
 _lock: list[int] = []
 """The descriptor of the file by which this process holds the project, until it ends."""
+
+_beside: dict[str, str] = {}
+"""The folders of projects whose copies stand at a path of their own."""
 
 _problems: list[str] = []
 """Why parts could not be kept since the last answer: the sender does not wait for an answer to each."""
@@ -121,6 +127,7 @@ def serve(query: MakeCopy | PutPart | GiveFiles | KeepWaiting, _stream: BinaryIO
             return None if _problems else _keep_part(query)
         answer = CopyAnswer(problem=_problems.pop()) if _problems else _answer(query)
     except OSError as error:
+        _make_room(query.project, error)
         answer = CopyAnswer(problem=quote(f"{error.filename or HOME_BASE}: {error.strerror}", 1000))
     except content.Changed as error:  # By a worker, in an earlier copy.
         answer = CopyAnswer(problem=quote(f"{error.path} changes while it is copied there", 1000))
@@ -136,7 +143,13 @@ def serve(query: MakeCopy | PutPart | GiveFiles | KeepWaiting, _stream: BinaryIO
 
 
 def _project(name: str) -> str:
-    return os.path.join(os.path.expanduser(HOME_BASE), copies.FOLDER, name)
+    return _beside.get(name) or os.path.join(os.path.expanduser(HOME_BASE), copies.FOLDER, name)
+
+
+def _make_room(project: str, error: OSError) -> None:
+    """Leave no gigabytes on a full disk."""
+    if project in _beside and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        shutil.rmtree(_received(project, ""), ignore_errors=True)
 
 
 def _received(project: str, digest: str) -> str:
@@ -215,23 +228,42 @@ class _State(NamedTuple):
 
 def _answer(query: MakeCopy) -> CopyAnswer:
     _check_inside(query.cwd)
+    if query.place:
+        _beside[query.project] = placed.begin(query.place)
     project = _project(query.project)
     os.makedirs(project, mode=0o700, exist_ok=True)
     _hold(project)
     state = _look(query)
+    if query.place and not state.is_made:
+        placed.check(query.place, sum(state.absent.values()))
     if state.absent and query.source:
         state = _take(query, query.source, state)
     if state.absent or state.found is None:
         return _asking(query, state.absent)
+    if query.place:
+        placed.remove_parts(query.place)
     _make(query, state.found, state)
+    return _placed(query, state.found) if query.place else _in_home(query, state.found)
+
+
+def _placed(query: MakeCopy, found: Facts) -> CopyAnswer:
+    project = _project(query.project)
+    placed.put(os.path.join(project, query.name), query.place)
+    shutil.rmtree(os.path.join(project, _RECEIVED), ignore_errors=True)
+    _let_go()
+    return CopyAnswer(links=tuple(work_folder.dangling(query.place, found)))
+
+
+def _in_home(query: MakeCopy, found: Facts) -> CopyAnswer:
+    project = _project(query.project)
     work = os.path.join(os.path.expanduser(HOME_BASE), "work", query.project)
     folder = os.path.join(project, query.name)
-    before = work_folder.link(folder, work, query.cwd, state.found, query.sender, _progress.add)
+    before = work_folder.link(folder, work, query.cwd, found, query.sender, _progress.add)
     shutil.rmtree(os.path.join(project, _RECEIVED), ignore_errors=True)
     old_copies.delete_old(os.path.dirname(project))
     _let_go()
     other = before if before != query.sender else ""
-    return CopyAnswer(links=tuple(work_folder.dangling(folder, state.found)), other_sender=quote(other))
+    return CopyAnswer(links=tuple(work_folder.dangling(folder, found)), other_sender=quote(other))
 
 
 def _look(query: MakeCopy) -> _State:
@@ -296,6 +328,7 @@ def _give(order: GiveFiles) -> Giving:
     return peers.give(order, files)
 
 
+@functools.lru_cache(1)
 def _checked(marker: str) -> Facts:
     """What the marker says. Raises ValueError: it names a path outside of the snapshot."""
     with open(marker, "rb") as file:
