@@ -93,9 +93,8 @@ class _Progress:
     def _tell(self, outbox: Any) -> None:
         while not self.is_over:
             outbox.send(CopyProgress(self.left, self.steps))
-            idle_s = 0.0 if self.idle_since is None else time.monotonic() - self.idle_since
-            others_wait = _lock and time.time() - os.fstat(_lock[0]).st_mtime < PROGRESS_S
-            if idle_s > (_LOST_S if others_wait else _ALONE_S):
+            idle_s = 0.0 if (since := self.idle_since) is None else time.monotonic() - since
+            if idle_s > _ALONE_S or (idle_s > _LOST_S and _others_wait()):
                 os._exit(0)
             time.sleep(PROGRESS_S)
 
@@ -201,6 +200,13 @@ def _hold(project: str) -> None:
         os.utime(_lock[0])  # The other agent sees that somebody waits.
         _progress.add()
         time.sleep(_LOOK_S)
+
+
+def _others_wait() -> bool:
+    """Whether another agent waits for this one to let the project go. In a thread: it may just do that."""
+    with contextlib.suppress(IndexError, OSError):
+        return time.time() - os.fstat(_lock[0]).st_mtime < PROGRESS_S
+    return False
 
 
 def _let_go() -> None:
