@@ -252,6 +252,11 @@ class LaunchConfig(AgentConfig):
         env_args: further arguments for uv, which makes it.
         env_wheels: folder with the wheels to install from; None: uv finds them.
         env_dir: folder for environments on each host; None: the default.
+        sweep: file with the arguments of many jobs, each a run of its own; None: one run.
+        sweep_jobs: further arguments of each of many jobs; empty: one run. A run with ``sweep`` fills it.
+        jobs: number of jobs that run at a time; None: as many as fit this machine.
+        retry_failed: run only the jobs that have not succeeded before.
+        stop_on_failure: end all jobs if one fails.
         code: the snapshot that the workers run, a folder; None: the files themselves. A run with ``snapshot`` fills it.
         begun: in place of the class of the Transport, if a feature has started agents ahead, with its ``run_tag``.
         notices: messages about the configuration, shown at the start.
@@ -289,6 +294,11 @@ class LaunchConfig(AgentConfig):
     snapshot: bool = False
     snapshot_include: tuple[str, ...] = ()
     sync: bool = False
+    sweep: str | None = None
+    sweep_jobs: tuple[tuple[str, ...], ...] = ()
+    jobs: int | None = None
+    retry_failed: bool = False
+    stop_on_failure: bool = False
     code: str | None = None
     env: str | None = None
     env_args: str | None = None

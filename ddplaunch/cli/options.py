@@ -264,6 +264,7 @@ _OF_CORE: dict[str, tuple[Option, ...]] = {
     "Before a run": (),
     COMING_BACK: (),
     EXISTING_RUNS: (),
+    "Many jobs": (),
     "Dry run": (
         flag(
             "--dry-run",

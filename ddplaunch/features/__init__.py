@@ -47,6 +47,8 @@ class Feature(NamedTuple):
     ``tables``: rows of two tables: ``TRANSPORTS`` (``transport.transports``), and ``SCHEDULERS`` (of ``schedulers``).
     Each start of the command imports it.
     ``hints``: ``hint(first, is_dry_run)`` returns what the user can do about a worker's failure; empty: not known.
+    ``instead``: in a run with ``watch_if``: its ``run(config, run_id, folder, stdout_fd, ends_process)`` runs something
+    in place of a single job, as many of them, and returns the RunResult.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
     and ``FROM_LAUNCHER`` what a command and a launcher say over the control socket.
@@ -122,6 +124,7 @@ FEATURES = (
     Feature("dry_run", ("agent", "worker")),
     Feature("run_events", ("launcher",), needs=("runs",)),
     Feature("control", ("launcher",), declares=False),
+    Feature("parameter_sweep", ("instead",), ("come_back", "runs", "warm"), early_if=("sweep",), watch_if="sweep_jobs"),
 )
 """Watches and parts are called in this order. So ``redraws`` and ``tracebacks``, which shorten the output for the
 console, get it last (the first wraps the console's function), the part of ``gpus`` knows the GPUs before others ask for
@@ -163,6 +166,12 @@ def watch_modules(config: object) -> Iterator[Any]:
     for each in FEATURES:
         if "launcher" in each.modules and (not each.watch_if or attrgetter(each.watch_if)(config)):
             yield import_module(f"{__name__}.{each.name}.launcher")
+
+
+def instead(config: object) -> Any:
+    """The module that runs something else in place of a run with this configuration; None: there is none."""
+    found = (each for each in FEATURES if "instead" in each.modules and attrgetter(each.watch_if)(config))
+    return next((import_module(f"{__name__}.{each.name}.instead") for each in found), None)
 
 
 def module_paths(module: str) -> tuple[str, ...]:

@@ -92,6 +92,10 @@ def _launch(
     *,
     ends_process: bool,
 ) -> RunResult:
+    if other := features.instead(config):
+        begun()
+        result: RunResult = other.run(config, run_id, folder, stdout_fd=stdout_fd, ends_process=ends_process)
+        return result
     run_tag = config.begun.run_tag if config.begun else run_tags.new_run_tag(run_id, is_unique=not config.run_id)
     early = agent_process.early_agent(config, run_tag, stdout_fd, _load_setup)
     with run_tags.launcher_memfd(run_tag), early as agent:

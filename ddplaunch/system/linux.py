@@ -36,13 +36,13 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Make the kernel SIGKILL this process when the *thread* that created it ends (prctl(2), PR_SET_PDEATHSIG).
+def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
+    """Make the kernel send ``signum`` when the *thread* that created this process ends (prctl(2), PR_SET_PDEATHSIG).
 
     Exits at once if ``parent_pid`` is no longer the parent: it ended before the call, so no signal would come. A fork
     clears the setting, exec keeps it.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
         os._exit(1)
 

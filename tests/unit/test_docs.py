@@ -292,7 +292,9 @@ def test_the_examples_in_python_run(page: Path, monkeypatch: pytest.MonkeyPatch)
     def launch(target: object, _args: object = (), **options: object) -> run_result.FunctionResult:
         launched.append(target)
         assert options.keys() <= {param.name for param in main.command.params}
-        return run_result.FunctionResult("run", 0, "succeeded", 1.0, return_values={0: 0.2})
+        result = run_result.FunctionResult("run", 0, "succeeded", 1.0, return_values={0: 0.2})
+        object.__setattr__(result, "jobs", ())
+        return result
 
     monkeypatch.setattr(ddplaunch, "launch", launch, raising=False)
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.agent.rendezvous import cannot_join
 from ddplaunch.agent.workers import forkserver_client, start_plan
 from ddplaunch.agent.workers.forkserver_client import ForkserverClient
-from ddplaunch.features.warm import agent as keeper_start
+from ddplaunch.features.warm import keeper_start
 from ddplaunch.protocol.specs import ForkserverReady, StartPlan
 from ddplaunch.transport import agent_process
 from ddplaunch.worker import bootstrap

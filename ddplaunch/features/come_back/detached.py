@@ -73,13 +73,13 @@ def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
     if folder is None:
         raise LaunchError(warning or "no run folder", "A run that is detached writes its output there. See --log-dir.")
     log = _create_log(folder)
-    _flush()
+    flush()
     try:
         pid = os.fork()
     except OSError as error:
         raise LaunchError(f"the launcher cannot be started: {error.strerror}") from None
     if pid == 0:
-        _leave(log)
+        leave(log)
         return launch.launch_detached(config, run_id, folder).exit_code
     return _after_start(pid, run_id, folder, config, show, report)
 
@@ -110,7 +110,7 @@ def _create_log(folder: Path) -> int:
 # In the launcher.
 
 
-def _leave(log: int) -> None:
+def leave(log: int) -> None:
     """Make this process the first of a session without a terminal, with ``log`` for its output."""
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -144,8 +144,8 @@ def _after_start(
         report(f"stopping run {run_id}")
         raise
     if code:
-        _flush()
-        os.write(2, _end_of(folder / console_log.FILE))
+        flush()
+        os.write(2, end_of(folder / console_log.FILE))
         if not os.path.exists(folder / run_folder.RUN):  # The run has not begun.
             shutil.rmtree(folder, ignore_errors=True)
         return code
@@ -180,7 +180,7 @@ def _limit(config: LaunchConfig) -> str:
     return f", until SLURM job {config.slurm_job.id} ends" if config.slurm_job else ""
 
 
-def _flush() -> None:
+def flush() -> None:
     """Write what this process has printed: a fork has a copy of the buffers."""
     for stream in (sys.stdout, sys.stderr):
         if stream:  # Not closed when Python started.
@@ -211,7 +211,7 @@ def _has_begun(folder: Path, passed_s: float, *, is_local: bool) -> bool:
     return not is_local or passed_s > _READY_S or b'"agent_ready"' in events or b'"gpus_awaited"' in events
 
 
-def _end_of(path: Path) -> bytes:
+def end_of(path: Path) -> bytes:
     with contextlib.suppress(OSError), kept_files.open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN_BYTES))
         return file.read()

@@ -22,6 +22,9 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.system.files.run_folder import LOCK, RunFacts
 from ddplaunch.text import quote
 
+JOBS = "jobs"
+"""Folder, in that of a sweep of parameters, with the run folders of its jobs."""
+
 LAST = "last"
 """In place of a run id: the run that was started last."""
 
@@ -131,6 +134,8 @@ def find(option: str, text: str, log_dir: str | None) -> RunFolder:
         found = _last(folders) if word == LAST else _named(word, folders) or _beginning(option, word, folders)
         if not found and any(word in (tag, run_id) for tag, (run_id, _) in live.items()):
             raise LaunchError(f"{option} {text}: this run keeps no files (--log-dir /dev/null)", "", NODE_NOT_READY)
+    if not found and not part and (sweep := _sweep_of(word, where)):
+        found, part = [sweep], word.rpartition("-")[2]
     if not found:
         raise _unknown(option, text, where)
     return _of_launcher(found[0], part, option, text) if part else _of_run(found)
@@ -255,12 +260,20 @@ def _unknown(option: str, text: str, where: Iterable[Path]) -> UsageError:
 # The folder of one launcher.
 
 
+def _sweep_of(job: str, where: Iterable[Path]) -> Path | None:
+    """The folder of the sweep of which this run id is a job."""
+    name = job.rpartition("-")[0]
+    found = (folder for folder in _in_bases(where) if folder.name == name and os.path.isdir(folder / JOBS / job))
+    return next(found, None)
+
+
 def _of_launcher(run: Path, name: str, option: str, text: str) -> RunFolder:
     """The folder with this name of a launcher of the run: other words must not lead out of the run's folder."""
     folders = {folder.name: folder for folder in run_json.of_launchers(run)}
+    folders = {job.name.rpartition("-")[2]: job for job in sorted((run / JOBS).glob("*"))} or folders
     if name not in folders:
         hint = f"It has {', '.join(sorted(folders)[:_MAX_NAMED])}."
-        raise UsageError(f"{option} {text}: no launcher of this run has this folder", hint)
+        raise UsageError(f"{option} {text}: no launcher or job of this run has this folder", hint)
     return _opened(folders[name])
 
 

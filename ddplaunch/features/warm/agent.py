@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import Part
 from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, KEEPER_COMMAND, PACKAGE_ROOT
+from ddplaunch.protocol.agent_entry import KEEPER_COMMAND
 from ddplaunch.system import procfs
 from ddplaunch.system.files import run_folder
 
@@ -24,15 +21,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.forkserver_client import ForkserverClient
     from ddplaunch.features.schedulers.info import SchedulerRow
     from ddplaunch.features.warm.records import KeeperSpec
-    from ddplaunch.system.limits import Limits
-
-KEEPER_MODULE = "ddplaunch.features.warm.keeper"
-"""Started by its name: the agent must not import the package. A test checks that the module exists."""
-
-_START = f"""\
-{IMPORT_PACKAGE}; from {KEEPER_MODULE} import caught, finished, main, script; main(search_path)()
-with finished, caught:
-    script()()"""
 
 
 class WarmPart(Part):
@@ -49,6 +37,7 @@ def leave(text: str, forkserver: ForkserverClient) -> None:
 
     ``text`` is the encoded KeeperSpec. Never raises: the run has ended, and its result is known.
     """
+    from ddplaunch.features.warm import keeper_start
     from ddplaunch.features.warm.records import KeeperSpec
 
     spec: KeeperSpec = wire.decode(text.encode(), (KeeperSpec,))
@@ -62,28 +51,7 @@ def leave(text: str, forkserver: ForkserverClient) -> None:
     env = {name: value for name, value in os.environ.items() if name not in (environment.RUN_ID, environment.SECRET)}
     spec = replace(spec, script=spec.script and os.path.abspath(spec.script))
     with contextlib.suppress(OSError):
-        _start(spec, {**env, **chosen}, forkserver.open_files)
-
-
-def _start(record: KeeperSpec, env: dict[str, str], open_files: Limits) -> None:
-    from ddplaunch.features.warm import surroundings
-
-    environ_fd = surroundings.environ_file(env)
-    record = replace(record, environ=surroundings.digests(env), environ_fd=environ_fd)
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", _START, PACKAGE_ROOT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=surroundings.visible(env),
-        pass_fds=(environ_fd,),
-        start_new_session=True,
-    )
-    assert process.stdin
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, open_files)  # It reads its limits after its first record.
-    with process.stdin:
-        process.stdin.write(wire.encode(record))
-    process.returncode = 0  # It outlives this process: no warning about a child that has not been waited for.
+        keeper_start.start(spec, {**env, **chosen}, forkserver.open_files)
 
 
 def _parent_is_keeper() -> bool:

@@ -1,6 +1,6 @@
 """The keeper's process: imports torch, then waits on its socket for the next run, and forks an agent for it.
 
-One thread, one request at a time, so that only one run can take it over. Requests come from processes of this user.
+One thread, one request at a time. Several runs may use it at the same time. Requests come from processes of this user.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ddplaunch import features, late_dataclass
 from ddplaunch.features.warm import handover, keeper_files, pressure, surroundings
@@ -115,6 +115,21 @@ def _modules(path: str, preloaded: Iterable[str]) -> tuple[str, ...]:
     return (*preload.modules_for(forkserver.text_of(path)), *preloaded)
 
 
+class _Agent(NamedTuple):
+    """An agent that this process has forked.
+
+    Attributes:
+        client: connection of its launcher.
+        script: of its run.
+        seconds: for which the next run is waited for after it; None: until the time that was set before.
+    """
+
+    pid: int
+    client: socket.socket
+    script: str
+    seconds: float | None
+
+
 class Keeper:
     """The state of this process.
 
@@ -141,10 +156,8 @@ class Keeper:
         self._has_place = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._watched: list[int] = []
-        self._agent: tuple[int, int, socket.socket] | None = None
-        """Pid and pidfd of the agent that uses this keeper, and the connection of its launcher."""
-        self._next: tuple[str, float | None] = ("", None)
-        """Script of the run that uses this keeper, and for how many seconds the next one is waited for."""
+        self._agents: dict[int, _Agent] = {}
+        """The agents of the runs that use this keeper, by their pidfds."""
 
     # The begin.
 
@@ -219,8 +232,8 @@ class Keeper:
         self._wait_for(self._seconds)
         while True:
             ready = self._wait()
-            if self._agent and self._agent[1] in ready:
-                self._on_agent_gone()
+            for pidfd in ready.intersection(self._agents):
+                self._on_agent_gone(pidfd)
             if self._listener.fileno() in ready:
                 continuation = self._on_request()
                 if continuation:
@@ -239,33 +252,36 @@ class Keeper:
         if seconds is not None:
             self._seconds, self._deadline = seconds, now + seconds
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._deadline - now))
-        linux.set_command_line([*KEEPER_COMMAND, f"waits until {until}"])
+        self._show(f"waits until {until}")
+
+    def _show(self, text: str) -> None:
+        """Show in ps what this process does: ``text``, unless runs use it."""
+        pids = ", ".join(str(agent.pid) for agent in self._agents.values())
+        linux.set_command_line([*KEEPER_COMMAND, f"used by process {pids}" if pids else text])
 
     def _wait(self) -> set[int]:
         """The descriptors that are ready; ends the process when its time has come."""
         poll = select.poll()
-        for fd in (self._listener.fileno(), *self._watched, *([self._agent[1]] if self._agent else [])):
+        for fd in (self._listener.fileno(), *self._watched, *self._agents):
             poll.register(fd, select.POLLIN)
         remaining = self._deadline - time.clock_gettime(time.CLOCK_BOOTTIME)
-        if remaining <= 0 and not self._agent:
+        if remaining <= 0 and not self._agents:
             self.end(f"no run used it for {self._seconds:g} s")
-        ready = {fd for fd, _ in poll.poll(min(_CHECK_S, _CHECK_S if self._agent else remaining) * 1000)}
+        ready = {fd for fd, _ in poll.poll(min(_CHECK_S, _CHECK_S if self._agents else remaining) * 1000)}
         if ready.intersection(self._watched):
             self.end(_SESSION_ENDED)
         if not ready and (reason := pressure.reason()):
             self.end(reason)
         return ready
 
-    def _on_agent_gone(self) -> None:
-        assert self._agent
-        (pid, pidfd, client), self._agent = self._agent, None
-        returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    def _on_agent_gone(self, pidfd: int) -> None:
+        agent = self._agents.pop(pidfd)
+        returncode = os.waitstatus_to_exitcode(os.waitpid(agent.pid, 0)[1])
         os.close(pidfd)
-        with client, contextlib.suppress(OSError):
-            fd_records.send(client, AgentGone(returncode))
-        script, seconds = self._next
-        self._wait_for(seconds)
-        self.learn(_modules(script, ()))
+        with agent.client, contextlib.suppress(OSError):
+            fd_records.send(agent.client, AgentGone(returncode))
+        self._wait_for(agent.seconds)
+        self.learn(_modules(agent.script, ()))
 
     def _on_request(self) -> Continuation | None:
         client, _ = self._listener.accept()
@@ -297,11 +313,11 @@ class Keeper:
         return None
 
     def _compared(self, request: KeeperRequest, fds: list[int]) -> KeeperAnswer:
-        if self._agent:
-            return KeeperAnswer("used", "another run uses it")
         if request.argv and len(fds) < TAKEOVER_FDS:
             return KeeperAnswer("differs", "descriptors are missing")
         reason = self._difference(request)
+        if reason and self._agents and not request.argv:
+            return KeeperAnswer("used", reason)
         return KeeperAnswer("differs", reason) if reason else KeeperAnswer("fits")
 
     def _difference(self, request: KeeperRequest) -> str:
@@ -328,28 +344,29 @@ class Keeper:
                 fd_records.send(client, KeeperAnswer("differs", f"it cannot fork: {error}"))
             pid = -1
         if pid == 0:
-            self._listener.detach()  # Neither is closed: their numbers may soon be files of the agent.
+            for each in (self._listener, *(agent.client for agent in self._agents.values())):
+                each.detach()  # None is closed: their numbers may soon be files of the agent.
             return handover.become_agent(request, fds, client.detach(), writer, self.imports, self._own_path)
         fd_records.close([*fds, writer])
         if pid > 0:
-            self._next = request.script, request.seconds
-            self._confirm(client, pid, reader)
+            self._confirm(_Agent(pid, client, request.script, request.seconds), reader)
         os.close(reader)
         return None
 
-    def _confirm(self, client: socket.socket, pid: int, reader: int) -> None:
+    def _confirm(self, agent: _Agent, reader: int) -> None:
         """Answer once the fork can be found by its run tag, or has ended."""
-        self._agent = (pid, os.pidfd_open(pid), client)
+        pidfd = os.pidfd_open(agent.pid)
+        self._agents[pidfd] = agent
         if not select.select([reader], [], [], _TRANSFER_S)[0]:  # The launcher waits no longer.
-            os.kill(pid, signal.SIGKILL)
+            os.kill(agent.pid, signal.SIGKILL)
         problem = os.read(reader, 300).decode(errors="replace")
-        linux.set_command_line([*KEEPER_COMMAND, f"used by process {pid}"])
+        self._show("")
         with contextlib.suppress(OSError):
             if problem == handover.READY:
-                fd_records.send(client, KeeperAnswer("fits", pid=pid), (self._agent[1],))
+                fd_records.send(agent.client, KeeperAnswer("fits", pid=agent.pid), (pidfd,))
             else:
                 text = problem if problem and problem.isprintable() else "its agent ended"
-                fd_records.send(client, KeeperAnswer("differs", text))
+                fd_records.send(agent.client, KeeperAnswer("differs", text))
 
 
 def _locked(fd: int) -> bool:

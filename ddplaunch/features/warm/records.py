@@ -89,7 +89,9 @@ MAX_INHERITED = 3
 
 @dataclass(frozen=True)
 class KeeperAnswer:
-    """Keeper: whether a run can take it over: it ``fits``, it is ``used`` by a run, or it ``differs``; and why not.
+    """Keeper: whether a run can take it over: it ``fits`` or it ``differs``; and why not.
+
+    To another keeper: ``used`` if it differs and cannot end yet, since a run uses it.
 
     If an agent was wanted and it fits, ``pid`` is the agent, and the record carries its pidfd. AgentGone follows.
     """
