@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
+from ddplaunch.text import grouped
 
 if TYPE_CHECKING:
     from ddplaunch.config import RendezvousConfig
@@ -141,9 +142,9 @@ def own_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(usable, key=lambda address: (is_bridge[address], ":" in address and len(by_ssh) < 4)))
 
 
-def interfaces() -> tuple[str, ...]:
-    """The network interfaces that have an address and are up, in the kernel's order."""
-    return tuple(name for name in dict.fromkeys(name for name, _ in _addresses()) if _is_up(name))
+def interfaces() -> dict[str, list[str]]:
+    """The network interfaces that have an address and are up, in the kernel's order, with their addresses."""
+    return {name: addresses for name, addresses in grouped(_addresses()).items() if _is_up(name)}
 
 
 def address_of(host: str, interface: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.nodes import Lab, NodeOptions
+from tests.support.nodes import Lab, Node, NodeOptions
 from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, Finished
 from tests.support.ssh_jobs import agent, frozen, job, rounds, wait_for_world
@@ -57,21 +57,50 @@ def test_workers_get_the_interface_by_which_nodes_reach_each_other_and_what_is_f
         assert "NCCL_SOCKET_IFNAME" not in environ
 
 
+def add_bridge(node: Node) -> None:
+    """A bridge of that machine alone."""
+    for words in (
+        "link add virbr0 type bridge",
+        "link add vnet0 type veth peer name vnet1",
+        "link set vnet0 addrgenmode none",
+        "link set vnet1 addrgenmode none",
+        "link set vnet1 up",
+        "link set vnet0 master virbr0 up",
+        "link set virbr0 up",
+        "addr add 192.168.122.1/24 dev virbr0",
+    ):
+        node.run(["ip", *words.split()])
+
+
+@pytest.mark.torch
+def test_gloo_meets_where_the_names_of_the_hosts_are_those_of_a_bridge_that_leads_nowhere(make_lab, tmp_path):
+    """By itself, gloo listens at the address of the host's name, which is the same on both."""
+    lab = make_lab(2)
+    for node in lab.nodes:
+        add_bridge(node)
+        hosts = tmp_path / node.name
+        hosts.write_text(f"127.0.0.1 localhost\n::1 localhost\n192.168.122.1 {node.name}\n")
+        node.run(["mount", "--bind", str(hosts), "/etc/hosts"])
+    finished = job(lab, "--nproc-per-node", "1", ALLREDUCE, "1").finish()
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count("sum 3 in attempt 0") == 2, finished.out
+
+
+def test_a_plan_names_the_interfaces_that_nccl_will_use(make_lab):
+    [node] = make_lab(1).nodes
+    add_bridge(node)
+    options = ("--plan", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{node.address}:29400")
+    command_line = [sys.executable, "-m", "ddplaunch", *options, "train.py"]
+    shown = node.run(["env", "CUDA_VISIBLE_DEVICES=0", *command_line]).stdout
+    assert "NCCL_SOCKET_IFNAME==eth0" in shown
+    assert "NCCL_SOCKET_IFNAME" not in node.run(["env", "CUDA_VISIBLE_DEVICES=", *command_line]).stdout
+
+
 def test_nccl_is_kept_off_a_bridge_that_leads_to_no_other_node(make_lab):
     """Both nodes have one of that name and address, as libvirt makes; a setting of the user stays."""
     lab = make_lab(2)
-    for name in ("node1", "node2"):
-        for words in (
-            "link add virbr0 type bridge",
-            "link add vnet0 type veth peer name vnet1",
-            "link set vnet0 addrgenmode none",
-            "link set vnet1 addrgenmode none",
-            "link set vnet1 up",
-            "link set vnet0 master virbr0 up",
-            "link set virbr0 up",
-            "addr add 192.168.122.1/24 dev virbr0",
-        ):
-            lab[name].run(["ip", *words.split()])
+    for node in lab.nodes:
+        add_bridge(node)
     code = "import os; print('NCCL', os.environ.get('NCCL_SOCKET_IFNAME'), os.environ['GLOO_SOCKET_IFNAME'])"
     program = ("-x", "CUDA_VISIBLE_DEVICES=0", "--no-python", sys.executable, "-c", code)
     finished = job(lab, *program).finish()

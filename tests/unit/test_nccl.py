@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.errors import Level
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
 from ddplaunch.features.nccl import variables
-from ddplaunch.features.nccl.agent import choice
+from ddplaunch.features.nccl.interfaces import choice
 from ddplaunch.features.nccl.launcher import NcclNetwork
 from ddplaunch.features.nccl.log import RankNetwork, active, summary, warnings
 from ddplaunch.protocol.launcher_agent import Output
@@ -160,5 +160,23 @@ def machine(tmp_path: Path) -> str:
     ],
 )
 def test_interfaces_that_lead_to_no_other_node_are_left_out(names: str, own: str, chosen: str, machine: str) -> None:
-    used, wrong = choice(names.split(), own, machine)
+    used, wrong = choice({name: ["10.0.0.1"] for name in names.split()}, {own}, machine)
+    assert (used if wrong else []) == chosen.split()
+
+
+CABLE = ["169.254.3.1", "fe80::1%usb0"]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "leading", "chosen"),
+    [
+        ({"eth0": ["10.0.0.1", "fe80::2"], "usb0": CABLE}, {"eth0"}, "eth0"),  # A management controller.
+        ({"eth0": ["fe80::2"], "eth1": ["fe80::3"]}, {"eth0"}, ""),  # There is nothing better.
+        ({"eth0": ["10.0.0.1"], "tun0": ["10.8.0.1"], "wg0": ["10.9.0.1"]}, {"eth0", "tun0"}, "eth0 tun0"),
+    ],
+)
+def test_addresses_of_one_cable_and_a_second_way_to_the_other_nodes(
+    addresses: dict[str, list[str]], leading: set[str], chosen: str, machine: str
+) -> None:
+    used, wrong = choice(addresses, leading, machine)
     assert (used if wrong else []) == chosen.split()

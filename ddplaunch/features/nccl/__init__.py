@@ -1,12 +1,16 @@
 """Which network NCCL has chosen, as it tells with NCCL_DEBUG=INFO, and whether that is one that a job can use.
 
-``log`` reads NCCL's lines, in the launcher; ``agent`` keeps NCCL away from interfaces that lead to no other node.
+``log`` reads NCCL's lines, in the launcher; ``agent`` keeps NCCL away from interfaces that lead to no other node, which
+``interfaces`` finds, also for --plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
 
 EVENTS = {"nccl_network": "all ranks have told which network NCCL has chosen"}
 
@@ -32,6 +36,22 @@ def variables(options: Mapping[str, Any], environ: Mapping[str, str], *, to_host
     if not options["nccl_report"] or speaks(environ):
         return {}
     return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
+
+
+def default_environ(config: LaunchConfig, inherited: Mapping[str, str], workers: int) -> dict[str, str]:
+    """NCCL_SOCKET_IFNAME as ``agent`` sets it on this machine, if the endpoint is an address; looks up no name."""
+    if config.rendezvous is None or config.dry_run or config.interface or config.local_addr:
+        return {}
+    from ddplaunch.features.nccl.interfaces import VARIABLE, choice, interface_to
+    from ddplaunch.system import devices, network
+
+    try:
+        has_gpus = bool(devices.visible_devices(inherited, config.workers.gpus))
+    except ValueError:  # A start says it.
+        return {}
+    own = interface_to(next(iter(config.rendezvous.server_addresses), ""))
+    names, wrong = choice(network.interfaces(), {own}) if own and has_gpus else ([], [])
+    return {VARIABLE: f"={','.join(names)}"} if wrong else {}
 
 
 def speaks(environ: Mapping[str, str]) -> bool:

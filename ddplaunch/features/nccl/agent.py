@@ -1,34 +1,32 @@
-"""Keeps NCCL away from network interfaces that lead to no other node: bridges of containers, virtual machines, VPNs.
-
-Runs in the agent, in its main thread. NCCL itself leaves out only ``docker*`` and ``lo``, and takes all others, or the
-first of them to meet: an address that is equal on all nodes, or that no other node reaches, blocks the start.
-"""
+"""Keeps NCCL away from network interfaces that lead to no other node. Runs in the agent, in its main thread."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.features.nccl.interfaces import VARIABLE, choice, interface_to
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.system import network, procfs
+from ddplaunch.system import network
 
-VARIABLE = "NCCL_SOCKET_IFNAME"
-_MAX_NAMES = 16
-"""NCCL reads no more."""
-
-_NOT_BY_NCCL = ("docker", "lo")
-_OF_CONTAINERS = ("veth", "cali", "lxc")
-"""Ends of cables to containers of this machine, by the names that container networks give them."""
-
-_TUNNELS = ("vxlan", "geneve", "wireguard")
+if TYPE_CHECKING:
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.protocol.results import Round
 
 
 class NcclPart(Part):
     """Chooses the interfaces where NCCL's own choice would have a wrong one."""
 
     _was_told = False
+    _store = ""
+    """The address of the workers' store: the first node."""
+
+    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
+        """Keep where the first node is: it is not always the one by which the nodes have met."""
+        super().on_attempt(group, round_)
+        self._store = round_.master_addr
 
     def default_environ(self) -> Mapping[str, str]:
         """As ``Part.default_environ``: nothing where the user, or ``--interface``, has chosen."""
@@ -36,7 +34,7 @@ class NcclPart(Part):
         own = joined.get("GLOO_SOCKET_IFNAME", "")
         if spec.dry_run or not self._node.placement.visible or not own or VARIABLE in {**os.environ, **joined}:
             return {}
-        names, wrong = choice(network.interfaces(), own)
+        names, wrong = choice(network.interfaces(), {own, interface_to(self._store)})
         if not wrong:
             return {}
         value = f"={','.join(names)}"
@@ -46,33 +44,6 @@ class NcclPart(Part):
             text = f"NCCL would also use {', '.join(wrong)}, which {lead} not lead to other nodes: {VARIABLE}={value}"
             self._node.outbox.send(Notice(f"{spec.host}: {text}"))
         return {VARIABLE: value}
-
-
-def choice(names: Sequence[str], own: str, root: str = "/") -> tuple[list[str], list[str]]:
-    """Of the interfaces with an address those for NCCL, and those that it must not use; ``own`` leads to other nodes.
-
-    None is wrong if NCCL would not use it, as where one of InfiniBand has an address.
-    """
-    usual = [name for name in names if name == own or not name.startswith(_NOT_BY_NCCL)]
-    if any(name.startswith("ib") for name in names):
-        return [], []
-    wrong = [name for name in usual if name != own and leads_nowhere(name, root)]
-    return [own, *(name for name in usual if name not in (own, *wrong))][:_MAX_NAMES], wrong
-
-
-def leads_nowhere(name: str, root: str = "/") -> bool:
-    """Whether an interface connects this machine only with containers and virtual machines on it, or is a tunnel."""
-    folder = Path(root, "sys/class/net", name)
-    kind = _kind(folder)
-    if kind == "bridge":
-        ports = (folder.parent / port.name for port in (folder / "brif").glob("*"))
-        return not any(os.path.exists(port / "device") or _kind(port) in ("bond", "vlan") for port in ports)
-    return kind in _TUNNELS or os.path.exists(folder / "tun_flags") or name.startswith(_OF_CONTAINERS)
-
-
-def _kind(folder: Path) -> str:
-    lines = procfs.read(str(folder / "uevent")).decode(errors="replace").splitlines()
-    return next((line.partition("=")[2] for line in lines if line.startswith("DEVTYPE=")), "")
 
 
 def part(node: NodeServices) -> NcclPart:
