@@ -23,8 +23,8 @@ class Machine:
 
     def __init__(self, folder: Path, library: Path) -> None:
         self.folder, self.locks = folder, folder / "locks"
-        self._script = folder / "train.py"
-        self._script.write_text(SCRIPT)
+        self.script = folder / "train.py"
+        self.script.write_text(SCRIPT)
         self.environ = {
             "LD_LIBRARY_PATH": str(library),
             "FAKE_NVML": str(folder / "says"),
@@ -38,7 +38,7 @@ class Machine:
 
     def start(self, *options: str, waits: bool = False, **environ: str) -> Running:
         wait = {"WAIT": str(self.folder / "end")} if waits else {}
-        return start(*options, self._script, env={**self.environ, **wait, **environ})
+        return start(*options, self.script, env={**self.environ, **wait, **environ})
 
     def run(self, *options: str, **environ: str) -> Finished:
         return self.start(*options, **environ).finish()

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tests.support.processes import wait_until
 from tests.support.runs import TIMEOUT_S, Running, environment
 
 CPUS = 8
+GPUS = 4
 """That a node says it has; SLURM checks nothing of it here."""
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "sinfo", "squeue")
@@ -148,9 +150,13 @@ class Slurm:
         values = {"munge": self._munge, "state": state, "address": LAB_ADDRESS, "tree_width": self._tree_width}
         self.conf.write_text(_CONF.format(**values, nodes=self._nodes()))
         (self.lab.folder / "cgroup.conf").write_text(_CGROUP_CONF.format(state=state))
+        for index in range(GPUS):  # SLURM only looks whether they are devices: they are /dev/null.
+            os.mknod(self.lab.folder / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        (self.lab.folder / "gres.conf").write_text(f"Name=gpu File={self.lab.folder}/gpu[0-{GPUS - 1}]\n")
 
     def _nodes(self) -> str:
-        return "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs={CPUS}" for node in self.lab.nodes)
+        has = f"CPUs={CPUS} Gres=gpu:{GPUS}"
+        return "\n".join(f"NodeName={node.name} NodeAddr={node.address} {has}" for node in self.lab.nodes)
 
 
 @dataclass(frozen=True)
