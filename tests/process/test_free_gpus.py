@@ -120,7 +120,7 @@ def test_the_gpus_of_a_killed_agent_are_free_once_its_worker_is_dead(machine: Ma
 
 
 @pytest.mark.slow
-def test_holders_that_are_killed_at_random_lose_no_gpu_and_get_none_twice(tmp_path: Path) -> None:
+def test_runs_that_are_killed_at_random_lose_no_gpu_get_none_twice_and_keep_their_order(tmp_path: Path) -> None:
     command = [
         "unshare",
         "--pid",
