@@ -39,12 +39,6 @@ class TimeoutConfig:
     join_timeout_s: float = 600.0
     lost_after_s: float = 5.0
 
-    @property
-    def hang_limits(self) -> tuple[float, ...]:
-        """The times without movement, in seconds, at which something follows; empty if the workers are not watched."""
-        report_s = AUTO_HANG_REPORT_S if self.hang_report_s == "auto" else self.hang_report_s
-        return tuple(each for each in (report_s, self.hang_timeout_s, self.busy_timeout_s) if each is not None)
-
     def validate(self) -> None:
         """Raise UsageError for an invalid value or combination."""
         limits = {"--hang-timeout": self.hang_timeout_s, "--busy-timeout": self.busy_timeout_s}

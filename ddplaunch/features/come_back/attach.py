@@ -7,6 +7,7 @@ launcher, over the control socket, only to stop the run. Must import little: the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import string
@@ -25,6 +26,8 @@ from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddplaunch.cli.commands import Request
 
 
@@ -165,11 +168,19 @@ def _introduction(run: RunFolder, *, is_running: bool) -> list[str]:
         lines.append(f"its launcher is on {run.other_host}, which shares the run folder; to end it: {kill}")
     if not os.path.exists(run.path / CONSOLE_LOG):
         raise LaunchError(f"{run.run_id}: it has no {CONSOLE_LOG}", f"Its files are in {run.name}.", NODE_NOT_READY)
-    if kept_files.is_low(run.path):
+    if _is_disk_full(run.path):
         lines.append(f"the disk of {run.name} is full: lines are missing here")
     if run.launcher_pid and (state := procfs.suspended(run.launcher_pid)):
         lines.append(f"its launcher is {state}, as by Ctrl-Z: `kill -CONT {run.launcher_pid}` continues it")
     return lines
+
+
+def _is_disk_full(folder: Path) -> bool:
+    try:
+        kept_files.keep_free(folder, 0)
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+    return False
 
 
 def _rows() -> int:

@@ -21,6 +21,7 @@ from ddplaunch.features.hangs.examiner import ANSWER_S, Examiner
 from ddplaunch.features.hangs.records import ExamineWorkers, WorkerActivity, WorkersExamined, folded
 from ddplaunch.mailbox import NEVER
 from ddplaunch.threads import post_from_thread, start_work
+from ddplaunch.timeouts import AUTO_HANG_REPORT_S, TimeoutConfig
 
 if TYPE_CHECKING:
     from ddplaunch.agent.parts import NodeServices
@@ -50,6 +51,12 @@ _STOP_EXAMINATION_S, _STOP_NODE_S, _STOP_ANSWER_S = 0.5, 0.4, 0.15
 questions."""
 
 
+def _limits(timeouts: TimeoutConfig) -> tuple[float, ...]:
+    """The times without movement, in seconds, at which something follows; empty if the workers are not watched."""
+    report_s = AUTO_HANG_REPORT_S if timeouts.hang_report_s == "auto" else timeouts.hang_report_s
+    return tuple(each for each in (report_s, timeouts.hang_timeout_s, timeouts.busy_timeout_s) if each is not None)
+
+
 class ActivityWatch:
     """Watches the workers of one attempt.
 
@@ -74,7 +81,7 @@ class ActivityWatch:
             examiner: asks the workers for their flight records.
             ask_node: asks NCCL and the GPUs; blocks for up to the given number of seconds.
         """
-        self._limits = node.spec.timeouts.hang_limits
+        self._limits = _limits(node.spec.timeouts)
         shortest = min(self._limits, default=NEVER)
         self._first_sample_s = min(shortest / 10, _FIRST_SAMPLE_S) if self._limits else NEVER
         self._period_s = min(max(shortest / 6, _MIN_PERIOD_S), _MAX_PERIOD_S)

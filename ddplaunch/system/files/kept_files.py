@@ -186,16 +186,6 @@ def keep_free(where: int | Path, nbytes: int) -> None:
 
     ``where``: the descriptor of an open file on it, or a folder.
     """
-    if _is_less(os.statvfs(where), nbytes + _KEPT_FREE_BYTES):
+    disk = os.statvfs(where)
+    if disk.f_bavail * disk.f_frsize < nbytes + _KEPT_FREE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def is_low(path: str | Path) -> bool:
-    """Whether ``keep_free`` refuses what is to be written on the disk of ``path``. Does not raise."""
-    with contextlib.suppress(OSError):
-        return _is_less(os.statvfs(path), _KEPT_FREE_BYTES)
-    return False
-
-
-def _is_less(disk: os.statvfs_result, nbytes: int) -> bool:
-    return disk.f_bavail * disk.f_frsize < nbytes
