@@ -196,6 +196,7 @@ def test_what_is_no_sweep_is_refused_before_anything_starts(words: tuple[str, ..
     assert not sweep.sweeps()
 
 
+@pytest.mark.slow
 def test_jobs_wait_for_gpus_that_another_run_uses(tmp_path: Path, nvml_library: Path) -> None:
     machine = Machine(tmp_path, nvml_library)
     sweep = Sweep(tmp_path, "1..5")

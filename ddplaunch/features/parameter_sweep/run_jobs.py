@@ -147,12 +147,12 @@ class _Sweep:
         what = f"{plural(len(self._waiting), 'job')}, {len(self._places)} at a time; results in {self._folder}"
         self._screen.say(what, Level.NORMAL)
         _share_cpus(self._config, self._places)
-        _leave_keeper(self._config, self._wakeup)
-        job_process.load(self._config)
-        self._start_more()
-        while self._running:
-            self._wait()
+        with _keeper(self._config, self._wakeup):
+            job_process.load(self._config)
             self._start_more()
+            while self._running:
+                self._wait()
+                self._start_more()
         self._write(is_last=True)
         self._screen.end(self.jobs)
         if failed := [job for job in self.jobs if job.state == "failed"]:
@@ -245,11 +245,24 @@ def _share_cpus(config: LaunchConfig, found: Sequence[Gpus]) -> None:
             os.environ.setdefault(name, threads)
 
 
-def _leave_keeper(config: LaunchConfig, wakeup: int) -> None:
+@contextlib.contextmanager
+def _keeper(config: LaunchConfig, wakeup: int) -> Iterator[None]:
     """Have torch imported once for all jobs, and wait for it; without it, each job imports torch.
 
-    The keeper ends with this process, unless the user has told it to stay.
+    The keeper ends with the block, or with this process if that is killed, unless the user has told it to stay.
     """
+    pid = _leave_keeper(config, wakeup)
+    try:
+        yield
+    finally:
+        if pid and config.keep_warm_s is None:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGTERM)
+                os.waitpid(pid, 0)
+
+
+def _leave_keeper(config: LaunchConfig, wakeup: int) -> int | None:
+    """Its pid, if one has been started; it is ready, or has ended."""
     from ddplaunch.features.warm import early_agent, keeper_files, keeper_start
     from ddplaunch.features.warm.records import KeeperSpec
     from ddplaunch.protocol import wire
@@ -257,7 +270,7 @@ def _leave_keeper(config: LaunchConfig, wakeup: int) -> None:
     path = keeper_files.path(os.environ)
     text = early_agent.for_agent(replace(config, keep_warm_s=config.keep_warm_s or _KEEPER_S))
     if config.keep_warm_s == 0 or config.entry == "program" or path is None or text is None:
-        return
+        return None
     spec: KeeperSpec = wire.decode(text.encode(), (KeeperSpec,))
     if config.keep_warm_s is None:
         spec = replace(spec, watched=(os.getpid(),))
@@ -271,7 +284,8 @@ def _leave_keeper(config: LaunchConfig, wakeup: int) -> None:
             ):
                 pass
     except OSError:
-        return
+        return None
+    return pid
 
 
 def _set_before_imports(config: LaunchConfig) -> dict[str, str]:
