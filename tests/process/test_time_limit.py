@@ -74,21 +74,6 @@ def test_ps_and_the_page_show_the_time_that_is_left(save: Path):
     assert running.finish().returncode == 143
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (("5m", "--time-limit", "4m"), "--stop-before-end 300s: the time limit is 4 min away"),
-        (("5m",), "--stop-before-end 300s: no scheduler says when this job ends"),
-        (("HUP@5m", "--time-limit", "1h"), "the signal before @ must be TERM, USR1 or USR2"),
-        (("2d", "--time-limit", "9d"), "must be at most a day"),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(save: Path, options: tuple[str, ...], told: str):
-    done = start("--stop-before-end", *options, save, "0").finish()
-    assert done.returncode == 2
-    assert told in done.err
-
-
 @pytest.mark.parametrize("ahead_s", [-2, 2])
 def test_launchers_of_nodes_whose_clocks_differ_stop_together(save: Path, ahead_s: int):
     """As if the clock of the second node were ahead of that of the first, which serves the rendezvous, or behind it."""

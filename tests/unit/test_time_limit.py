@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import OptionError
 from ddplaunch.features.schedulers.table import job_ends
-from ddplaunch.features.time_limit import prepare
+from ddplaunch.features.time_limit import _parse, prepare
 from ddplaunch.features.time_limit.launcher import TimeLimitWatch
 from ddplaunch.features.time_limit.records import StopBeforeEnd
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OrderToNodes
@@ -93,6 +94,20 @@ def test_a_run_without_enough_time_is_not_started(scheduler: Path, monkeypatch: 
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(NOW) - 1))
     with pytest.raises(OptionError, match="the time limit has passed"):
         prepare(wants(), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("HUP@5m", "HUP@5m: the signal before @ must be TERM, USR1 or USR2"),
+        ("@5m", "@5m: the signal before @ must be TERM, USR1 or USR2"),
+        ("2d", "2d: must be at most a day"),
+        ("USR1@", "must be a number of seconds, or a time like 90s"),
+    ],
+)
+def test_what_is_no_signal_and_no_time_is_refused(text: str, told: str):
+    with pytest.raises(OptionError, match=re.escape(told)):
+        _parse(text, "--stop-before-end")
 
 
 def test_somebody_must_say_when_the_job_ends(scheduler: Path, monkeypatch: pytest.MonkeyPatch):
