@@ -21,6 +21,7 @@ def machine(tmp_path: Path, nvml_library: Path) -> Machine:
     return Machine(tmp_path, nvml_library)
 
 
+@pytest.mark.slow
 def test_a_run_gets_gpus_that_neither_a_run_nor_the_driver_has(machine: Machine) -> None:
     machine.says("1 pid 4242", "2 used 2000000000")
     first = machine.start("--gpus", "free:1", waits=True)
@@ -40,6 +41,7 @@ def test_a_run_gets_gpus_that_neither_a_run_nor_the_driver_has(machine: Machine)
     assert os.listdir(machine.locks) == []
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_moment_get_different_gpus_and_keep_them_over_a_restart(machine: Machine) -> None:
     jobs = [
         machine.start("--gpus", "free:2", "--max-restarts", "1", "--nproc-per-node", "1", waits=True, FAIL="1")
@@ -52,12 +54,14 @@ def test_two_runs_of_one_moment_get_different_gpus_and_keep_them_over_a_restart(
     assert sorted({*found[0], *found[1]}) == ["0,1", "2,3"]
 
 
+@pytest.mark.slow
 def test_free_alone_takes_all_free_gpus_with_a_worker_for_each(machine: Machine) -> None:
     machine.says("0 pid 4242")
     assert gpus_of(machine.run("--gpus", "free")) == ["1,2,3"] * 3
     assert gpus_of(machine.run("--gpus", "free", "--gpus-per-proc", "2")) == ["1,2"]
 
 
+@pytest.mark.slow
 def test_what_the_environment_gives_is_what_is_chosen_from(machine: Machine) -> None:
     machine.says("2 pid 4242")
     assert gpus_of(machine.run("--gpus", "free:1", CUDA_VISIBLE_DEVICES="2,3")) == ["3"]
@@ -74,6 +78,7 @@ def test_gpus_in_mig_mode_are_left_out_and_others_are_named_by_their_uuids(machi
     assert gpus_of(machine.run("--gpus", "free:1")) == ["GPU-0000-1"]
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_a_gpu_of_another_run_warns(machine: Machine) -> None:
     first = machine.start("--gpus", "1", waits=True)
     first.wait_for("runs on")

@@ -56,6 +56,7 @@ def waiting(machine: Machine, count: int, *options: str, place: str = "1 of 1") 
     return job
 
 
+@pytest.mark.slow
 def test_runs_get_gpus_in_the_order_in_which_they_came(machine: Machine) -> None:
     first = machine.start("--gpus", "free:3", "--nproc-per-node", "1", waits=True)
     first.wait_for("runs on 0,1,2 attempt")
@@ -72,6 +73,7 @@ def test_runs_get_gpus_in_the_order_in_which_they_came(machine: Machine) -> None
     assert os.listdir(machine.locks) == []
 
 
+@pytest.mark.slow
 def test_the_wait_is_in_the_files_of_the_run(machine: Machine, free: Free) -> None:
     job = waiting(machine, 2)
     free()
@@ -113,6 +115,7 @@ def test_when_the_time_is_over_the_run_says_who_has_the_gpus(machine: Machine, f
     assert re.search(r"^  GPUs 0, 1, 2, 3: run \S+ of \S+ \(pid \d+", ended.err, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_other_programs_are_waited_for_too(machine: Machine) -> None:
     machine.says(*(f"{index} pid 4242" for index in range(4)))
     job = waiting(machine, 2, "--nproc-per-node", "1")
@@ -122,6 +125,7 @@ def test_other_programs_are_waited_for_too(machine: Machine) -> None:
     assert "GPUs 0, 1, 2, 3: process 4242 uses it already" in ended.err
 
 
+@pytest.mark.slow
 def test_a_driver_that_falls_silent_ends_no_wait(machine: Machine, free: Free) -> None:
     job = waiting(machine, 1)
     machine.says("error nvmlDeviceGetCount_v2 999")
@@ -131,6 +135,16 @@ def test_a_driver_that_falls_silent_ends_no_wait(machine: Machine, free: Free) -
     assert gpus_of(job.finish()) == ["0"]
 
 
+@pytest.mark.slow
+def test_a_process_that_keeps_the_register_locked_is_named_and_waited_for(machine: Machine, free: Free) -> None:
+    job = waiting(machine, 1)
+    with register.locked(5.0):
+        job.wait_for(rf"waiting for GPUs of .*: process {os.getpid()} of \S+ has locked it for 1 s")
+    free()
+    assert gpus_of(job.finish()) == ["0"]
+
+
+@pytest.mark.slow
 def test_a_suspended_run_lets_others_pass_and_goes_on_later(machine: Machine) -> None:
     machine.says(*(f"{index} pid 4242" for index in range(4)))
     first = waiting(machine, 4, "--nproc-per-node", "1")
@@ -143,6 +157,7 @@ def test_a_suspended_run_lets_others_pass_and_goes_on_later(machine: Machine) ->
     assert gpus_of(first.finish()) == ["0,1,2,3"]
 
 
+@pytest.mark.slow
 def test_ps_shows_gpus_holders_and_runs_that_wait(machine: Machine, free: Free) -> None:
     detached = machine.run("--gpus", "free:2", "--wait-for-gpus", "1h", "--detach")
     assert detached.returncode == 0

@@ -142,7 +142,8 @@ def test_a_folder_of_another_user_that_is_not_shared_is_refused(folder: Path) ->
 
 
 def test_a_process_that_keeps_the_folder_locked_is_not_waited_for(folder: Path) -> None:
-    with register.locked(5.0), pytest.raises(TimeoutError, match=r"locked it for 0\.05 s"), register.locked(0.05):
+    who = rf"process {os.getpid()} of {pwd.getpwuid(os.geteuid()).pw_name} has locked it for 0\.05 s"
+    with register.locked(5.0), pytest.raises(TimeoutError, match=who), register.locked(0.05):
         pass
 
 

@@ -68,11 +68,22 @@ def locked(limit_s: float) -> Iterator[int]:
     try:
         while not _has_locked(opened, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:
-                raise TimeoutError(errno.ETIMEDOUT, f"another process has locked it for {limit_s:g} s")
+                raise TimeoutError(errno.ETIMEDOUT, f"{_who_locks(opened)} has locked it for {limit_s:g} s")
             time.sleep(_PAUSE_S)
         yield opened
     finally:
         os.close(opened)
+
+
+def _who_locks(opened: int) -> str:
+    """``process 4711 of alice``, as /proc/locks names it (proc_locks(5)); in a container perhaps not."""
+    found = os.fstat(opened)
+    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    lines = (line.split() for line in procfs.read("/proc/locks").decode().splitlines())
+    pids = [words[4] for words in lines if words[1] == "FLOCK" and words[5] == file and words[4].isdigit()]
+    with contextlib.suppress(OSError, IndexError):
+        return f"process {pids[0]} of {_name_of(os.stat(f'/proc/{pids[0]}').st_uid)}"
+    return "another process"
 
 
 def _open_folder(path: str, deadline: float) -> int:
