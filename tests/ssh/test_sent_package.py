@@ -233,6 +233,15 @@ def test_without_room_or_in_a_folder_of_others_it_is_kept_elsewhere_or_the_reaso
     assert lab["node1"].run(["find", str(full), "-name", "*.py"]).stdout == ""
 
 
+@pytest.mark.slow
+def test_on_a_slow_link_the_time_that_it_is_sent_does_not_count(make_lab, bare: str) -> None:
+    lab = without_package(make_lab(1))
+    lab["node1"].slow_down(0.02, 300_000)
+    finished = job(lab, "--remote-python", bare, "--start-timeout", "8", "--ps").finish(110)
+    assert finished.returncode == 0, finished.err
+    assert len(names(lab["node1"])) == 1
+
+
 def test_two_launchers_at_once_and_one_that_is_killed_while_it_sends(make_lab, bare: str) -> None:
     lab = without_package(make_lab(1))
     node = lab["node1"]

@@ -13,10 +13,11 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.features.remote import package, receiver
+from ddplaunch.features.remote import package, receiver, start_limit
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from tests.support.installed_stub import other_pythons
 
@@ -190,6 +191,23 @@ def test_only_a_request_is_answered_and_each_once(monkeypatch: pytest.MonkeyPatc
         assert package.answer(line, answered) == b""
     assert package.answer(package.PREFIX + b"receiver\n", answered) != b""
     assert package.answer(package.PREFIX + b"receiver\n", answered) == b""
+
+
+def test_each_piece_that_a_node_has_got_begins_the_limit_of_its_start_anew_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent, now = list[bytes](), [0.0]
+    monkeypatch.setitem(package.ANSWERS, "large", lambda: bytes(100_000))
+    assert package.give(package.PREFIX + b"large\n", set(), sent.append)
+    assert [len(each) for each in sent] == [64 << 10, 100_007 - (64 << 10)]
+    assert package.give(package.PREFIX + b"\n", set(), sent.append)
+    assert sent[2:] == [b""]
+    assert not package.give(b"Welcome\n", set(), sent.append)
+    monkeypatch.setattr(start_limit, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    limit = start_limit.StartLimit(60.0)
+    for now[0] in (50.0, 100.0, 3590.0, 3700.0):
+        limit.restart()
+        assert limit.due == min(now[0] + 60.0, 3600.0)
 
 
 def test_a_launcher_whose_files_are_gone_says_so_to_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

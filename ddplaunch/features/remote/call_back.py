@@ -27,6 +27,7 @@ from ddplaunch.features.remote import caller, package, remote_start
 from ddplaunch.features.remote.arrivals import Arrivals
 from ddplaunch.features.remote.io_thread import READ_BYTES, Connection, IoThread, Lines
 from ddplaunch.features.remote.relay import ERRORS, RECORDS, proof
+from ddplaunch.features.remote.start_limit import StartLimit
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import network
@@ -64,6 +65,7 @@ class CallBackHandle(AgentHandle):
         is_connected: its facts have arrived.
         is_over: it has ended, or cannot be started, or is given up.
         was_ended: this side has ended it: it may still run.
+        limit: until when it must be connected.
         on_change: called when one of these has changed.
     """
 
@@ -79,6 +81,7 @@ class CallBackHandle(AgentHandle):
         self._start_data = b""
         self._printed: deque[str] = deque(maxlen=_KEPT_LINES)
         self._answered: set[str] = set()
+        self.limit = StartLimit(start.timeout_s)
         self._is_cut_off = False
         self._sent_bytes = 0
         self._ended = threading.Event()
@@ -145,8 +148,10 @@ class CallBackHandle(AgentHandle):
         self._start_data += data
         while b"\n" in self._start_data and not (self.is_connected or self.is_over):
             line, _, self._start_data = self._start_data.partition(b"\n")
-            if answer := package.answer(line, self._answered):
-                self._give(memoryview(answer))
+            if line.startswith(package.PREFIX):
+                self.limit.restart()
+                if answer := package.answer(line, self._answered):
+                    self._give(memoryview(answer))
             else:
                 self.on_printed(line.decode("utf-8", "surrogateescape").rstrip())
         if self.is_connected:
@@ -159,6 +164,7 @@ class CallBackHandle(AgentHandle):
         while records and data and not records.waits:
             records.send(bytes(data[:READ_BYTES]))
             data = data[READ_BYTES:]
+            self.limit.restart()
         if records:
             records.on_sent = lambda: self._give(data)
 

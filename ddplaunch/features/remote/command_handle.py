@@ -10,11 +10,13 @@ import abc
 import contextlib
 import subprocess
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.features.remote import remote_start
+from ddplaunch.features.remote.start_limit import StartLimit
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.failures import HostFailure
@@ -96,19 +98,24 @@ class CommandHandle(PopenHandle):
         self._post(failure)
 
     def _connect(self) -> HostFailure | None:
-        is_late = threading.Event()
+        limit, has_answered, is_late = StartLimit(self._start.timeout_s), threading.Event(), threading.Event()
 
         def give_up() -> None:
+            while (left_s := limit.due - time.monotonic()) > 0:
+                if has_answered.wait(left_s):
+                    return
             is_late.set()
             self.kill()
 
-        timeout = threading.Timer(self._start.timeout_s, give_up)
-        timeout.daemon = True
+        def send(data: bytes) -> None:
+            self._write(data)
+            limit.restart()
+
         try:
-            timeout.start()
+            self._in_thread("limit of", give_up)
             with contextlib.suppress(OSError):  # The command has exited already; the HostFailure contains its output.
                 self._write(remote_start.first_input(self._start))
-            facts = remote_start.wait_for_facts(self._stdout, self._output_lines, self._write)
+            facts = remote_start.wait_for_facts(self._stdout, self._output_lines, send)
             if facts.failed:
                 self._stderr_reader.join(_END_S)  # It has the reason.
             failure = remote_start.check_facts(self.host, facts, self._start, tuple(self._output_lines))
@@ -125,7 +132,7 @@ class CommandHandle(PopenHandle):
             message = f"the launcher's machine has no room for a thread: {error}"
             return HostFailure(self.host, "start", message, NO_ROOM_HINT)
         finally:
-            timeout.cancel()
+            has_answered.set()
 
     def _write(self, data: bytes) -> None:
         self._stdin.write(data)

@@ -52,6 +52,8 @@ def wheel_of(root, version):
 """
 """Text for Python: whether the folder ``root`` has the package of ``identity``. Valid from Python 2.7 on."""
 
+_PIECE_BYTES = 64 << 10
+
 _making = threading.Lock()
 """Many nodes may ask at once, each in a thread: what they are sent is made once."""
 
@@ -83,6 +85,22 @@ def answer(line: bytes, answered: set[str]) -> bytes:
     with _making:
         data = ANSWERS[name]()
     return b"%d\n%s" % (len(data), data)
+
+
+def give(line: bytes, answered: set[str], send: Callable[[bytes], object]) -> bool:
+    """Send a node what it asks for by ``line``, in pieces; no bytes if it says that it receives. Any thread.
+
+    Returns whether it does one of both.
+
+    Raises:
+        OSError: by ``send``.
+    """
+    if not line.startswith(PREFIX):
+        return False
+    data = answer(line, answered)
+    for begin in range(0, max(len(data), 1), _PIECE_BYTES):
+        send(data[begin : begin + _PIECE_BYTES])
+    return True
 
 
 @cache

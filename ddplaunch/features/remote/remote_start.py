@@ -114,6 +114,7 @@ def needed(name):
     while left:
         parts.append(read(left))
         left -= len(parts[-1])
+        say(start["needs"], "")
     return b"".join(parts)
 
 def receive(roots):
@@ -305,7 +306,7 @@ def read_facts(line: bytes) -> NodeFacts | None:
 def wait_for_facts(stream: BinaryIO, login_output: deque[str], send: Callable[[bytes], object]) -> NodeFacts:
     """Block for the facts on the remote stdout; lines of login scripts before them go to ``login_output``.
 
-    ``send`` writes to the remote stdin what the node needs before that.
+    ``send`` writes to the remote stdin what the node needs before that; it gets no bytes when the node has got some.
 
     Raises:
         EOFError: the stream ended without facts.
@@ -317,10 +318,9 @@ def wait_for_facts(stream: BinaryIO, login_output: deque[str], send: Callable[[b
         facts = read_facts(line)
         if facts:
             return facts
-        if answer := package.answer(line, answered):
-            send(answer)
-            continue
         nbytes += len(line)
+        if package.give(line, answered, send):
+            continue
         if nbytes > _MAX_LOGIN_OUTPUT_BYTES:
             raise OSError("the login scripts print too much")
         login_output.append(line.decode("utf-8", "replace").rstrip())

@@ -8,6 +8,7 @@ none, and is tried again without that node.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import selectors
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 from ddplaunch.features.remote.caller import ON_NODE
 from ddplaunch.features.remote.io_thread import READ_BYTES, IoThread, Lines
+from ddplaunch.features.remote.start_limit import StartLimit
 from ddplaunch.features.slurm import scontrol
 from ddplaunch.features.slurm.reader import parse_node_list
 from ddplaunch.system.limits import NO_ROOM_HINT
@@ -117,8 +119,13 @@ class Steps:
         self._running.append(step)
         assert srun.stdout
         self._io.watch(srun.stdout, selectors.EVENT_READ, partial(self._on_output, step))
-        timeout_s = next(iter(members.values())).start.timeout_s
-        self._io.at(time.monotonic() + timeout_s, partial(step.on_late, timeout_s))
+        for handle in members.values():
+            handle.limit = StartLimit(handle.start.timeout_s)
+        self._look_at_limits(step)
+
+    def _look_at_limits(self, step: _Step) -> None:
+        if (due := step.end_late(time.monotonic())) < math.inf:
+            self._io.at(due, partial(self._look_at_limits, step))
 
     def _on_change(self, step: _Step, name: str) -> None:
         step.on_change(name)
@@ -188,10 +195,11 @@ class _Step:
         self._members, self._needed, self._must_end = members, dict(members), False
         self._by_label: dict[str, CallBackHandle] = {}
 
-    def on_late(self, timeout_s: float) -> None:
-        """The agents have had their time to start."""
-        for handle in list(self.starting.values()):
-            handle.on_failed(handle.not_started("srun", self.words, timeout_s))
+    def end_late(self, now: float) -> float:
+        """Agents that have had their time to start fail. Returns when to call again; infinity: all have started."""
+        for handle in [each for each in self.starting.values() if each.limit.due <= now]:
+            handle.on_failed(handle.not_started("srun", self.words, handle.start.timeout_s))
+        return min((handle.limit.due for handle in self.starting.values()), default=math.inf)
 
     def on_change(self, name: str) -> None:
         """An agent is connected or over. If none is needed any more and not all end by themselves, end the step."""

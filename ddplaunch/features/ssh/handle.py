@@ -21,6 +21,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.features.remote import remote_start
 from ddplaunch.features.remote.call_back import CallBackHandle
 from ddplaunch.features.remote.relay import CONTINUE, END_INPUT, EXITED, KILL, NO_CONNECTION
+from ddplaunch.features.remote.start_limit import StartLimit
 from ddplaunch.features.ssh.agent_stream import BUFFER_BYTES, AgentStream, send_all
 from ddplaunch.features.ssh.config import ConnectFailed
 from ddplaunch.features.ssh.connections import MAX_STARTS, Connections
@@ -153,18 +154,18 @@ class SshHandle(CallBackHandle):
         Raises:
             ConnectFailed: it does not start, or its node cannot take part.
         """
-        deadline = time.monotonic() + self.start.timeout_s
-        is_late = threading.Event()
+        self.limit, is_late = StartLimit(self.start.timeout_s), threading.Event()
         stream: AgentStream | None = None
         try:
-            with transport_deadline(self._io, login, deadline) as is_late:
+            with transport_deadline(self._io, login, lambda: self.limit.due) as is_late:
                 channel = login.open_session(window_size=_WINDOW_BYTES)
                 channel.exec_command(remote_start.COMMAND)
                 stream = AgentStream(channel, self._printed.append)
                 reader = io.BufferedReader(stream, BUFFER_BYTES)
                 with contextlib.suppress(OSError):  # The login has ended already; the failure contains its output.
                     send_all(channel, remote_start.first_input(self.start) + self._given())
-                facts = remote_start.wait_for_facts(reader, self._printed, functools.partial(send_all, channel))
+                give = functools.partial(self._give_piece, channel)
+                facts = remote_start.wait_for_facts(reader, self._printed, give)
                 if facts.failed:
                     stream.exit_code(_EXIT_CODE_TIMEOUT_S)  # Reads the rest of stderr, which has the reason.
         except Exception as error:
@@ -172,7 +173,7 @@ class SshHandle(CallBackHandle):
             raise self._not_started(is_late.is_set(), reason) from None
         if facts.has_connected:
             self._close_login()
-            self._io.call(lambda: self._on_connected(deadline))
+            self._io.call(lambda: self._on_connected(self.limit.due))
             return
         failure = remote_start.check_facts(self.host, facts, self.start, tuple(self._printed))
         if failure:
@@ -180,6 +181,10 @@ class SshHandle(CallBackHandle):
         if facts.not_connected:
             self._on_not_connected(f"{self.host}: {remote_start.last_words(facts.not_connected)}")
         self._serve_over(channel, stream, reader, facts)
+
+    def _give_piece(self, channel: paramiko.Channel, data: bytes) -> None:
+        send_all(channel, data)
+        self.limit.restart()
 
     def _serve_over(
         self, channel: paramiko.Channel, stream: AgentStream, reader: io.BufferedReader[AgentStream], facts: NodeFacts
@@ -281,7 +286,7 @@ class SshHandle(CallBackHandle):
             with contextlib.suppress(Exception):
                 if login and self._pid and node_tag:
                     deadline = time.monotonic() + _SIGNAL_TIMEOUT_S
-                    with transport_deadline(self._io, login, deadline) if closes else contextlib.nullcontext():
+                    with transport_deadline(self._io, login, lambda: deadline) if closes else contextlib.nullcontext():
                         session = login.open_session(timeout=_SIGNAL_TIMEOUT_S)
                         session.settimeout(_SIGNAL_TIMEOUT_S)
                         session.exec_command(remote_start.COMMAND)

@@ -12,7 +12,8 @@ import hashlib
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.ssh.config import ALGORITHMS_HINT, ConnectFailed, HostConfig, choose_algorithms
@@ -61,7 +62,7 @@ def connect(
     _mute_log(transport)
     is_late = threading.Event()
     try:
-        with transport_deadline(io, transport, deadline) as is_late:
+        with transport_deadline(io, transport, lambda: deadline) as is_late:
             names = host_names(config.hostname, config.port, config.host_key_alias)
             choose_algorithms(transport, dict(config.algorithms), known.key_types(names))
             _handshake(transport, config)
@@ -85,8 +86,12 @@ def _mute_log(transport: paramiko.Transport) -> None:
 
 
 @contextlib.contextmanager
-def transport_deadline(io: IoThread, transport: paramiko.Transport, deadline: float) -> Iterator[threading.Event]:
-    """Close the connection at ``deadline`` unless the block has ended: many of paramiko's waits have no timeout.
+def transport_deadline(
+    io: IoThread, transport: paramiko.Transport, deadline: Callable[[], float]
+) -> Iterator[threading.Event]:
+    """Close the connection at ``deadline()`` unless the block has ended: many of paramiko's waits have no timeout.
+
+    It is asked again when it has passed.
 
     Yields an event that is set when the deadline has passed.
     """
@@ -94,11 +99,13 @@ def transport_deadline(io: IoThread, transport: paramiko.Transport, deadline: fl
     closing = [transport]
 
     def end() -> None:
-        if closing:
+        if closing and deadline() > time.monotonic():
+            io.at(deadline(), end)
+        elif closing:
             has_passed.set()
             in_thread("late login", functools.partial(close_now, closing.pop()))
 
-    io.call(lambda: io.at(deadline, end))
+    io.call(lambda: io.at(deadline(), end))
     try:
         yield has_passed
     finally:
