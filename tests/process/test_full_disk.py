@@ -130,3 +130,15 @@ def test_without_any_writable_folder_a_job_runs_without_files(disk: Disk) -> Non
     finished = run("--nproc-per-node", "1", EXIT_WITH, "*=code:7", env=env, under=under)
     assert finished.returncode == 7, finished.err
     assert re.search(r"no logs are kept: /tmp/ddplaunch-\w+: Read-only file system", finished.err)
+
+
+def test_jobs_of_a_sweep_end_as_always_and_what_is_not_written_is_said(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / "jobs.txt").write_text("0\n3\n")
+    words = ("--sweep", tmp_path / "jobs.txt", "--no-python", "sh", "-c", 'head -c 3000000 /dev/zero; exit "$1"', "sh")
+    finished = disk.run("size=1m", *words)
+    assert finished.returncode == 1
+    assert [line.split()[:3] for line in finished.out.splitlines()[1:]] == [
+        ["1", "succeeded", "0"],
+        ["2", "failed", "3"],
+    ]
+    assert "warning: not written, or only in part, in" in finished.err

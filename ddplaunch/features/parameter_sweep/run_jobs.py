@@ -85,6 +85,8 @@ def _finished(sweep: _Sweep, facts: RunFacts, folder: Path) -> SweepResult:
         end=iso_time(time.time()),
     )
     report_files.write_report(result, folder)
+    if problem := kept_files.not_written(folder):
+        sweep.screen.say(f"warning: {problem}")
     return results.SweepResult(**vars(result), jobs=tuple(sweep.jobs))
 
 
@@ -119,6 +121,7 @@ class _Sweep:
     Attributes:
         jobs: what is known of each, in their order.
         stopped_by: number of the signal that has stopped them; 0: none has.
+        screen: what the user sees.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class _Sweep:
     ) -> None:
         self.jobs = jobs
         self.stopped_by = 0
-        self._config, self._run_id, self._folder, self._screen = config, run_id, folder, screen
+        self._config, self._run_id, self._folder, self.screen = config, run_id, folder, screen
         self._places, self._wakeup, self._handled = found, wakeup, handled
         self._free = list(range(len(found)))
         self._waiting = [index for index, job in enumerate(jobs) if job.state == "waiting"][::-1]
@@ -145,7 +148,7 @@ class _Sweep:
     def run(self) -> None:
         """Run all jobs. Then none of their processes is left."""
         what = f"{plural(len(self._waiting), 'job')}, {len(self._places)} at a time; results in {self._folder}"
-        self._screen.say(what, Level.NORMAL)
+        self.screen.say(what, Level.NORMAL)
         _share_cpus(self._config, self._places)
         with _keeper(self._config, self._wakeup):
             job_process.load(self._config)
@@ -154,16 +157,16 @@ class _Sweep:
                 self._wait()
                 self._start_more()
         self._write(is_last=True)
-        self._screen.end(self.jobs)
+        self.screen.end(self.jobs)
         if failed := [job for job in self.jobs if job.state == "failed"]:
             where = f"{self._run_id}/{failed[0].run_id.rpartition('-')[2]}"
-            self._screen.say(f"{len(failed)} failed; the logs of one: ddplaunch --logs {where}", Level.NORMAL)
+            self.screen.say(f"{len(failed)} failed; the logs of one: ddplaunch --logs {where}", Level.NORMAL)
 
     def _start_more(self) -> None:
         while self._free and self._waiting and not self._is_stopping:
             self._start(self._waiting.pop(), self._free.pop(0))
         self._write()
-        self._screen.refresh(self.jobs)
+        self.screen.refresh(self.jobs)
 
     def _start(self, index: int, place: int) -> None:
         job = self.jobs[index]
@@ -184,7 +187,7 @@ class _Sweep:
             self._end(index, replace(job, state="failed", failure=failure))
             return
         self.jobs[index] = replace(job, folder=str(folder))
-        self._screen.say(f"job {job.number} starts: {job_lines.text(job.arguments)}", Level.VERBOSE)
+        self.screen.say(f"job {job.number} starts: {job_lines.text(job.arguments)}", Level.VERBOSE)
 
     def _wait(self) -> None:
         """Wait for the end of a job, for a signal, or until the table is to be shown again."""
@@ -201,7 +204,7 @@ class _Sweep:
     def _stop(self, signum: int) -> None:
         if signum in self._handled:
             self.stopped_by = self.stopped_by or signum
-            self._screen.say(f"{signal.Signals(signum).name}: {plural(len(self._running), 'job')} are stopped")
+            self.screen.say(f"{signal.Signals(signum).name}: {plural(len(self._running), 'job')} are stopped")
             self._stop_jobs()
 
     def _stop_jobs(self) -> None:
@@ -223,9 +226,9 @@ class _Sweep:
         self.jobs[index] = job
         why = f": {job.failure}" if job.failure else ""
         what = f"job {job.number} of {len(self.jobs)} {job.state} after {elapsed(job.seconds)}{why}"
-        self._screen.say(what, Level.NORMAL if job.failure or not self._screen.is_terminal else Level.VERBOSE)
+        self.screen.say(what, Level.NORMAL if job.failure or not self.screen.is_terminal else Level.VERBOSE)
         if job.state == "failed" and self._config.stop_on_failure and not self._is_stopping:
-            self._screen.say(f"--stop-on-failure: {plural(len(self._running), 'other job')} stopped, no more started")
+            self.screen.say(f"--stop-on-failure: {plural(len(self._running), 'other job')} stopped, no more started")
             self._stop_jobs()
 
     def _write(self, *, is_last: bool = False) -> None:
