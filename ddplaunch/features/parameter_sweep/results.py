@@ -163,8 +163,14 @@ def _key(config: LaunchConfig) -> dict[str, object]:
 def read(folder: Path) -> SweepResult | None:
     """The result of a sweep that has ended; None: there is no report."""
     report = run_json.report(folder)
-    found = (wire.salvage(JobResult, job) for job in _read(folder).get("jobs", ()))
-    return SweepResult(**vars(report), jobs=tuple(filter(None, found))) if report else None
+    return SweepResult(**vars(report), jobs=_jobs(folder)) if report else None
+
+
+def _jobs(folder: Path) -> tuple[JobResult, ...]:
+    """Of results.json, as far as it can be read."""
+    jobs = _read(folder).get("jobs")
+    found = (wire.salvage(JobResult, job) for job in jobs if isinstance(job, dict)) if isinstance(jobs, list) else ()
+    return tuple(filter(None, found))
 
 
 # An earlier sweep.
@@ -189,7 +195,7 @@ def earlier(config: LaunchConfig) -> Path:
 
 def not_done(before: Path, jobs: Sequence[JobResult]) -> list[JobResult]:
     """``jobs``, with those that have succeeded in the sweep with the folder ``before`` as done."""
-    done = {tuple(job["arguments"]): job for job in _read(before)["jobs"] if _has_succeeded(job)}
+    done = {job.arguments: job for job in _jobs(before) if _has_succeeded(job)}
     return [_done_before(job, done[job.arguments]) if job.arguments in done else job for job in jobs]
 
 
@@ -202,14 +208,13 @@ def _read(folder: Path) -> dict[str, Any]:
     return run_json.read(folder / _JSON) or {}
 
 
-def _has_succeeded(job: dict[str, Any]) -> bool:
+def _has_succeeded(job: JobResult) -> bool:
     """A job that ran when its sweep was killed may have ended all the same."""
-    if job["state"] == "running":
-        report = run_json.read(Path(job["folder"]) / run_folder.REPORT) or {}
+    if job.state == "running":
+        report = run_json.read(Path(job.folder) / run_folder.REPORT) or {}
         return run_json.integer(report, "exit_code") == 0
-    return job["state"] in ("succeeded", "done before")
+    return job.state in ("succeeded", "done before")
 
 
-def _done_before(job: JobResult, earlier: dict[str, Any]) -> JobResult:
-    known = {name: earlier[name] for name in ("start_t", "seconds", "run_id", "folder")}
-    return replace(job, state="done before", exit_code=0, **known)
+def _done_before(job: JobResult, earlier: JobResult) -> JobResult:
+    return replace(earlier, number=job.number, state="done before", exit_code=0)
