@@ -214,15 +214,15 @@ def keep(base: str, received: PutFilePart) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), part)
     if received.offset + len(data) >= received.size:
         del _parts[path]
+        arrived = f"{part}.{os.getpid()}"
         with open(fd, "rb") as file:
             is_whole = content.digest(file, None) == received.hash
             os.fsync(fd)
-            if is_whole:
-                os.replace(part, path)
-            else:
-                os.unlink(part)
+            os.replace(part, arrived)  # Nobody else continues it.
         if not is_whole:
+            os.unlink(arrived)
             raise ValueError("a file has not arrived as it was sent")
+        os.replace(arrived, path)  # It may be a program, which nobody can run while it is open for writing.
 
 
 def write(folder: str, files: dict[str, str]) -> None:
