@@ -25,7 +25,6 @@ _PEER_LOST = re.compile(
 """Errors of gloo, NCCL and TCPStore in a rank whose *peer* died. The dying rank's sockets close before its exit can be
 seen, so such an error may be dated before the failure that caused it."""
 
-_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 
 _FRAME = r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)'
 _PACKAGE = re.escape(os.path.dirname(os.path.dirname(__file__)))
@@ -79,11 +78,6 @@ def is_consequence(exit_: WorkerExit) -> bool:
 def is_peer_loss(message: str) -> bool:
     """Whether an exception with this message says that a peer is gone, or has not come in time."""
     return bool(_PEER_LOST.search(message))
-
-
-def is_timeout(message: str) -> bool:
-    """Whether an exception of ``is_peer_loss`` says that a peer has not come in time."""
-    return bool(_TIMED_OUT.search(message))
 
 
 def exit_code(exit_: WorkerExit) -> int:

@@ -115,14 +115,6 @@ def pids() -> list[int]:
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
 
 
-def own_pids() -> Iterator[int]:
-    """The processes of this user. Root may read the environment of others, too."""
-    for pid in pids():
-        with contextlib.suppress(OSError):  # It has ended.
-            if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
-                yield pid
-
-
 def values(environ: bytes, name: str) -> Iterator[str]:
     """The values of a variable in the contents of /proc/PID/environ, which may have it more than once."""
     prefix = f"{name}=".encode()

@@ -120,7 +120,8 @@ def _prepare(sock: socket.socket, server: ForkserverSpec) -> bool:
                 hidden_by = preload.hiding_file(error, server.script_dir) if module in preload.ALWAYS else ""
                 answer(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
-        deque(features.modules("worker"), maxlen=0)  # For all workers at once.
+        for name in ("worker", "binding"):
+            deque(features.modules(name), maxlen=0)  # For all workers at once.
     late_import.choose_modules()
     answer(sock, ForkserverReady(reason_not_to_fork(threads)))
     return True

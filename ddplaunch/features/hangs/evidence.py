@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -308,7 +309,7 @@ def _has_timed_out(worker: Worker) -> bool:
     with contextlib.suppress(OSError):
         error = read_error_file(worker.error_file) if worker.error_file else None
         message = error.message if error else ""
-        return first_failure.is_peer_loss(message) and first_failure.is_timeout(message)
+        return first_failure.is_peer_loss(message) and bool(re.search(r"timed? ?out", message, re.IGNORECASE))
     return False
 
 

@@ -79,7 +79,7 @@ def prune(base: Path, keep_runs: int | None) -> None:
 def _runs(base: Path) -> Iterator[_Run]:
     for folder in base.iterdir():
         launchers = run_json.of_launchers(folder)
-        if launchers or (run_folder.has_launchers(folder) and run_folder.is_own(folder)):
+        if launchers or (run_json.has_launchers(folder) and run_folder.is_own(folder)):
             yield _Run(folder, launchers)
 
 

@@ -48,7 +48,7 @@ def whole_run(folder: Path) -> Path | None:
     the last to write its report always does.
     """
     whole = folder.parent
-    if not run_folder.has_launchers(whole):
+    if not run_json.has_launchers(whole):
         return None
     at_work = [each for each in run_json.of_launchers(whole) if not os.path.exists(each / run_folder.REPORT)]
     if folder in at_work:

@@ -67,10 +67,10 @@ class RunFiles:
 
 def read(folder: Path) -> RunFiles:
     """The files of the run in ``folder``."""
-    if run_folder.has_launchers(folder) and (parts := [_of_one(each) for each in run_json.of_launchers(folder)]):
+    if run_json.has_launchers(folder) and (parts := [_of_one(each) for each in run_json.of_launchers(folder)]):
         return _merged(folder, parts)
     files = _of_one(folder)
-    if run_folder.has_launchers(folder.parent):
+    if run_json.has_launchers(folder.parent):
         others = _ranks_without_events(files.events)
         run_id = line(files.started.run_id or folder.parent.name, 128)
         files.notes.append(

@@ -12,11 +12,12 @@ from ddplaunch.protocol.environment import RUN_ID
 
 def run_ids() -> list[str]:
     """The ids of this user's runs that have processes on this machine, except one that contains this."""
+    from ddplaunch.features.runs import own_pids
     from ddplaunch.system import procfs, run_tags
 
     tags: set[str] = set()
     agreed: dict[str, str] = {}  # Where each node has a launcher, its run tag does not contain the run id.
-    for pid in procfs.own_pids():
+    for pid in own_pids():
         tags.update(filter(run_tags.is_tag, procfs.values(procfs.read(f"/proc/{pid}/environ"), RUN_ID)))
         agreed |= run_tags.launcher_memfds(pid)
     own = os.environ.get(RUN_ID, "")

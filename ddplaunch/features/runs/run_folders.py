@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import NO_REPORT, NODE_NOT_READY, LaunchError, UsageError
-from ddplaunch.features.runs import run_json
+from ddplaunch.features.runs import own_pids, run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs, run_tags
 from ddplaunch.system.files import run_folder
@@ -75,7 +75,7 @@ class RunFolder:
     def of_all_launchers(self) -> tuple[Path, ...]:
         """The folders of the run's launchers on this machine, or on a file system that they share."""
         whole = self.name.parent
-        return run_json.of_launchers(whole) if run_folder.has_launchers(whole) else (self.path,)
+        return run_json.of_launchers(whole) if run_json.has_launchers(whole) else (self.path,)
 
     def exit_code(self) -> int:
         """The exit code of the run, which has ended.
@@ -194,7 +194,7 @@ def _in_bases(where: Iterable[Path]) -> Iterator[Path]:
 
 def run_of(folder: Path) -> Path:
     """The folder of the whole run, which has those of its launchers if every node has one."""
-    return folder.parent if run_folder.has_launchers(folder.parent) else folder
+    return folder.parent if run_json.has_launchers(folder.parent) else folder
 
 
 def _newest_first(folders: Iterable[Path]) -> list[Path]:
@@ -308,7 +308,7 @@ def _live(*, only_ours: bool = False) -> Iterator[tuple[str, str, Path | None]]:
 
     ``only_ours``: of those with this state folder. A script or a test with its own XDG_STATE_HOME has runs of its own.
     """
-    for pid in procfs.own_pids():
+    for pid in own_pids():
         tags = run_tags.launcher_memfds(pid)
         if tags and not (only_ours and not has_our_state_folder(procfs.read(f"/proc/{pid}/environ"))):
             folders = {started.run_tag: folder for folder, started in run_json.of_launcher(pid)}

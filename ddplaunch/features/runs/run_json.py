@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files, run_folder
-from ddplaunch.system.files.run_folder import LOCK, REPORT, RUN, RunFacts
+from ddplaunch.system.files.run_folder import LOCK, NODES, REPORT, RUN, RunFacts
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.run_result import RunResult
@@ -87,11 +87,21 @@ def of_launchers(run: Path) -> tuple[Path, ...]:
             return ()
         if os.path.isfile(run / LOCK):
             return (run,)
-        if run_folder.has_launchers(run):
+        if has_launchers(run):
             return tuple(
                 sorted(path for path in run.iterdir() if not os.path.islink(path) and os.path.isfile(path / LOCK))
             )
     return ()
+
+
+def has_launchers(folder: Path) -> bool:
+    """Whether ``folder`` is that of a run in which each node has a launcher. Does not raise.
+
+    Where others can write, as in a shared --log-dir, anybody may have put the marker.
+    """
+    with contextlib.suppress(OSError):
+        return os.path.isfile(folder / NODES) and not run_folder.is_public(folder)
+    return False
 
 
 def is_locked(folder: Path) -> bool:

@@ -209,16 +209,6 @@ def is_own(folder: Path, opened: int | None = None) -> bool:
     return stat.S_ISDIR(made.st_mode) and (made.st_uid == os.geteuid() or not is_public(folder.parent))
 
 
-def has_launchers(folder: Path) -> bool:
-    """Whether ``folder`` is that of a run in which each node has a launcher. Does not raise.
-
-    Where others can write, as in a shared --log-dir, anybody may have put the marker.
-    """
-    with contextlib.suppress(OSError):
-        return os.path.isfile(folder / NODES) and not is_public(folder)
-    return False
-
-
 def is_public(folder: Path) -> bool:
     """Whether other users can write in the folder. Raises OSError."""
     return bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH))
