@@ -104,9 +104,10 @@ def test_two_jobs(here: Path):
 
 
 def test_code_is_brought(here: Path):
-    program(here, "rsync", 'echo "rsync $*"')
+    (here / ".gitignore").touch()
     done = ran(here, block("Bring the code to the other machines"), MORE="--plan")
-    assert [f"rsync -a --delete {here}/ {host}:{here}/" in done.out for host in ("gpu1", "gpu2")] == [True, True]
+    assert f"the code in {here}" in " ".join(done.out.split()).replace("- ", "-")
+    assert "each host gets what it lacks of them" in done.out
 
 
 def test_one_rank_is_profiled(here: Path):
