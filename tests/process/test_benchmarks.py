@@ -14,8 +14,8 @@ from tests.support import nodes, slurm
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "bench"
 STUB_IS_ENOUGH = {
-    *("detach", "environments", "hangs", "hosts", "idle", "late_gpu_memory", "logins", "nodes"),
-    *("output", "page", "scale", "silent_dns", "snapshot", "srun", "sync"),
+    *("checkpoint_search", "detach", "environments", "hangs", "hosts", "idle", "late_gpu_memory", "logins"),
+    *("long_job", "nodes", "output", "page", "scale", "silent_dns", "snapshot", "srun", "sync"),
 }
 """Their jobs, and they themselves, use nothing of torch."""
 
