@@ -21,7 +21,7 @@ from ddplaunch.features.page import charts, reading, render, usage
 from ddplaunch.features.page.charts import strip, ticks
 from ddplaunch.features.page.make import make
 from ddplaunch.features.page.reading import block, line
-from ddplaunch.features.page.story import Span, Story, story, time_uses
+from ddplaunch.features.page.story import Span, Story, _waited_s, story, time_uses
 from tests.support import golden, run_folders
 
 NOW = run_folders.START + 4000
@@ -130,6 +130,13 @@ def test_where_the_time_went():
         "end": 5,
     }
     assert sum(found.values()) == whole.length
+
+
+@pytest.mark.parametrize(("taken_s", "ready_s", "found"), [(8.0, 9.0, [8, 1, 1]), (None, None, [10])])
+def test_the_wait_for_gpus_is_no_part_of_the_start(taken_s: float | None, ready_s: float | None, found: list[float]):
+    events = [{"event": "gpus_awaited", "t": 0.0}, *([{"event": "gpus_taken", "t": taken_s}] if taken_s else [])]
+    waited_s = _waited_s(events, 10.0)
+    assert [*time_uses(Story(Span(0, 10), ready_s, 0.0, [], [], {}, [], waited_s=waited_s)).values()] == found
 
 
 def test_a_run_that_never_started_a_worker_was_all_start():

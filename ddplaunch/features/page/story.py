@@ -107,6 +107,7 @@ class Story:
         nodes: by host, the bars of the node's ranks.
         left_out: moments that are not listed, because they are too many.
         lost_s: seconds of attempts whose work no checkpoint has; None: it is not known.
+        waited_s: seconds for which the run has waited for GPUs.
     """
 
     whole: Span
@@ -118,6 +119,7 @@ class Story:
     moments: list[Moment]
     left_out: int = 0
     lost_s: float | None = None
+    waited_s: float = 0.0
 
 
 def story(files: RunFiles, now_s: float) -> Story:
@@ -140,7 +142,14 @@ def story(files: RunFiles, now_s: float) -> Story:
         moments=kept,
         left_out=len(moments) - len(kept),
         lost_s=_lost_s(events),
+        waited_s=_waited_s(events, whole.end),
     )
+
+
+def _waited_s(events: Sequence[Json], end_s: float) -> float:
+    """Up to the end, if the run has got no GPUs."""
+    begun, taken = ([float(e["t"]) for e in events if e["event"] == kind] for kind in ("gpus_awaited", "gpus_taken"))
+    return max(0.0, min([*taken, end_s]) - begun[0]) if begun else 0.0
 
 
 def _lost_s(events: Sequence[Json]) -> float | None:
@@ -319,6 +328,7 @@ def _kept(moments: Sequence[Moment]) -> list[Moment]:
 # Where the time went.
 
 USES = {
+    "wait": "until GPUs were free, with --wait-for-gpus",
     "connect": "until all agents were ready",
     "import": "importing torch before the first worker",
     "rendezvous": "until the nodes had met and all workers ran",
@@ -334,13 +344,15 @@ def time_uses(told: Story) -> dict[str, float]:
     """Seconds of the uses that took any time."""
     whole, attempts = told.whole, told.attempts
     first = attempts[0].start if attempts else whole.end
-    ready = min(max(whole.start, told.ready_s if told.ready_s is not None else whole.start), first)
+    waited = min(told.waited_s, first - whole.start)
+    ready = min(max(whole.start + waited, told.ready_s if told.ready_s is not None else whole.start), first)
     imported = min(told.import_s, first - ready)
     silent = sum(attempt.common(each) for attempt in attempts for each in told.quiet)
     ran = sum(attempt.length for attempt in attempts) - silent
     lost = min(told.lost_s or 0.0, ran)
     lengths = {
-        "connect": ready - whole.start,
+        "wait": waited,
+        "connect": ready - whole.start - waited,
         "import": imported,
         "rendezvous": first - ready - imported,
         "run": ran - lost,
