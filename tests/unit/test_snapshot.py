@@ -402,7 +402,8 @@ def test_ctrl_c_while_the_code_is_copied_leaves_nothing(root: Path, tmp_path: Pa
 import os, signal
 from ddplaunch.features.snapshot import code_files, copies
 from ddplaunch.system import signals
-copies.{last} = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+pressed = []  # Once, though several threads copy: a second Ctrl-C would end the cleaning up.
+copies.{last} = lambda *_: pressed or (pressed.append(True), os.kill(os.getpid(), signal.SIGINT))
 with signals.ctrl_c_ends_process():
     copies.take(code_files.repository_of({str(root)!r}), (), {str(tmp_path / "base")!r})
 """
