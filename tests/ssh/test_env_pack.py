@@ -104,6 +104,14 @@ def test_hosts_get_the_environment_at_the_same_path_and_later_only_what_has_chan
         assert len([each for each in place.copies(node).iterdir() if each.name != ".lock"]) == 1
 
 
+@pytest.mark.slow
+def test_a_check_brings_the_environment_too(place: Place):
+    checked = place.run("--check")
+    assert "copied the environment" in checked.err, checked.err
+    assert "import torch: " in checked.out, checked.out
+    assert place.run("-v").err.count("2 hosts had the environment") == 1
+
+
 def test_what_we_have_not_put_there_is_left_alone_unless_it_is_equal(place: Place):
     one, other = place.lab.nodes
     for node in (one, other):
@@ -134,14 +142,16 @@ def test_a_run_keeps_the_environment_that_it_has(place: Place, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", ["launcher", "agent"])
+@pytest.mark.parametrize("whom", ["launcher", "agent", "user"])
 def test_a_copy_that_is_killed_leaves_nothing_half_and_goes_on(place: Place, whom: str):
     size, node = 64 << 20, place.lab["node1"]
     (place.packages / "large").write_bytes(os.urandom(size))
     running = place.start("--nnodes", "2")
     part = wait_until(lambda: [path for path in place.copies(node).glob("received/*.part") if is_over(path, size / 3)])
-    os.kill(running.pid if whom == "launcher" else pid_on(node, "DDPLAUNCH_START"), signal.SIGKILL)
+    pid = pid_on(node, "DDPLAUNCH_START") if whom == "agent" else running.pid
+    os.kill(pid, signal.SIGINT if whom == "user" else signal.SIGKILL)
     failed = running.finish()
+    assert "Traceback" not in failed.err
     assert "runs" not in failed.out
     assert not os.path.lexists(place.on(node, place.path))
     assert is_over(part[0], size / 3)

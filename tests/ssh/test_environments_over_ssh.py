@@ -139,3 +139,16 @@ def test_a_command_that_is_killed_leaves_nothing_running_on_hosts(lab: Lab, root
     running.signal(signal.SIGKILL)
     running.finish()
     wait_until(lambda: not any(map(is_alive, asleep)))
+
+
+@pytest.mark.slow
+def test_with_a_read_only_home_the_environment_is_in_var_tmp_and_a_check_uses_it(lab: Lab, root: Path):
+    for node in lab.nodes:
+        node.run(["mount", "-o", "remount,ro", str(cache(node))])
+        node.run(["mount", "-t", "tmpfs", "none", "/var/tmp"])
+    finished = with_env(lab, root, "train.py")
+    assert len(re.findall(r"runs \d 1\.0 stub /var/tmp/ddplaunch-0/environments/req", finished.out)) == 2, finished.err
+    checked = with_env(lab, root, "--check", "-v", "train.py")
+    assert "the environment of requirements.txt is in /var/tmp/ddplaunch-0/environments/" in checked.err, checked.err
+    assert re.search(r"^node\[1-2\] .* 2\.99\.0 ", checked.out, re.MULTILINE), checked.out + checked.err
+    assert "from tmpfs at /var/tmp" in checked.out

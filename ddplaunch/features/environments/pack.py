@@ -74,7 +74,7 @@ class _Packing:
 
     def __init__(self, config: LaunchConfig, environment: OwnEnvironment, progress: Progress) -> None:
         self._config, self._own, self._progress = config, environment, progress
-        self._begun, self._sent = time.monotonic(), 0
+        self._begun, self._sent, self._given = time.monotonic(), 0, 0
         self._copied = False
         self._results: dict[Host, HostFailure | None] = {}
         self._warnings: list[str] = []
@@ -115,7 +115,9 @@ class _Packing:
         if not self._sent:
             return StartNotice("detail", f"{hosts} had the environment {folder} already")
         took = duration(time.monotonic() - self._begun)
-        return StartNotice("info", f"copied the environment {folder} to {hosts} in {took}, sent {size(self._sent)}")
+        given = f", and they gave each other {size(self._given)}" if self._given else ""
+        text = f"copied the environment {folder} to {hosts} in {took}, sent {size(self._sent)}{given}"
+        return StartNotice("info", text)
 
     def _bring(self, hosts: Sequence[Host], remote: RemoteConfig) -> list[HostFailure | None]:
         queries = Queries(STUCK_S)
@@ -204,6 +206,7 @@ class _Packing:
             sending = Sending(queries, nodes, order, {**packed.sources, own_hash: path}, "the environment")
             sending.run(self._progress)
         self._sent += sending.sent
+        self._given += sending.given
         for node in (node for node in nodes if not node.failure):
             answer: CopyAnswer = node.answers[CopyAnswer]
             if answer.problem:

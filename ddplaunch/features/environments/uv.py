@@ -61,17 +61,25 @@ def _environ(folder: str, order: MakeEnvironment, base: str) -> dict[str, str]:
     # Python may not write it at the first import: many containers set PYTHONDONTWRITEBYTECODE.
     env.setdefault("UV_COMPILE_BYTECODE", "1")
     home = os.path.expanduser("~")
-    if (
-        "UV_CACHE_DIR" not in env
-        and not base.startswith(f"{home}/")
-        and mounts.is_shared(mounts.mount_of(os.path.realpath(home))[0])
-    ):
-        env["UV_CACHE_DIR"] = f"{base}/uv"  # On one disk with the environments: their files are links to it.
+    cache = env.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    if not base.startswith(f"{home}/") and mounts.is_shared(mounts.mount_of(os.path.realpath(home))[0]):
+        env.setdefault("UV_CACHE_DIR", f"{base}/uv")  # On one disk with the environments: their files are links to it.
+    if not _is_writable(f"{cache}/uv"):
+        env.setdefault("UV_CACHE_DIR", f"{base}/uv")
+    if not _is_writable(f"{home}/.local/share/uv"):
+        env.setdefault("UV_PYTHON_INSTALL_DIR", f"{base}/python")
     config = env.get("XDG_CONFIG_HOME") or f"{home}/.config"
     if order.settings and not os.path.exists(f"{config}/uv/uv.toml"):
         places.write(f"{folder}/.config", {"uv/uv.toml": order.settings})
         env["XDG_CONFIG_HOME"] = f"{folder}/.config"
     return env
+
+
+def _is_writable(folder: str) -> bool:
+    """Whether files can be made in this folder, or it can be made."""
+    while folder and not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return os.access(folder, os.W_OK)
 
 
 def install(
