@@ -45,6 +45,23 @@ def test_the_first_hosts_get_the_code_from_the_launcher_and_the_others_from_thos
     assert not spread.has_copy("h8"), "nobody waits"
 
 
+def test_a_host_that_wants_more_keeps_its_place_until_it_has_all_or_another_gives_it_the_rest():
+    spread = Spread(is_on=True)
+    for number in range(6):
+        spread.wants(f"h{number}", 1000, 0.0)
+    assert len(placed(spread)) == 6, "what is little takes no place"
+    for number in range(6):
+        spread.wants(f"h{number}", BIG, 0.0)
+    assert placed(spread) == {"h0": "launcher", "h1": "launcher"}
+    for _ in range(3):
+        spread.wants("h0", BIG, 0.0)
+        assert placed(spread) == {"h0": "launcher"}
+    assert spread.has_copy("h0")
+    spread.gives("h0", SOURCE)
+    spread.wants("h1", BIG, 0.0)
+    assert set(placed(spread)) == {"h2", "h3", "h4", "h5", "h1"}
+
+
 def test_slow_hosts_hold_up_no_others():
     spread = Spread(is_on=True)
     for number in range(6):

@@ -47,7 +47,8 @@ class Spread:
     def wants(self, name: str, nbytes: int, now: float) -> None:
         """A host wants so many bytes; if it has got its source from ``placed``, that has failed."""
         self._begun_at = self._begun_at or now
-        self._served.discard(name)
+        if name in self._want_little:  # It had no place.
+            self._served.discard(name)
         if failed := self._taking.pop(name, ""):
             self._failures[failed] += 1
             if self._failures[failed] > 1:
@@ -84,8 +85,9 @@ class Spread:
             is_at_once = not self._is_on or name in self._alone or name in self._want_little
             source = None if is_at_once else self._free_source()
             if source:
+                self._served.discard(name)
                 self._taking[name] = source
-            elif is_at_once or len(self._served - self._alone - self._want_little) < self._places(now):
+            elif is_at_once or name in self._served or self._has_place(now):
                 self._served.add(name)
             else:
                 continue
@@ -97,5 +99,6 @@ class Spread:
         free = [name for name in self._sources if takers[name] < _MAX_TAKERS]
         return min(free, key=lambda name: takers[name], default=None)
 
-    def _places(self, now: float) -> float:
-        return _PLACES + (now - self._begun_at) // _ONE_MORE_S
+    def _has_place(self, now: float) -> bool:
+        places = _PLACES + (now - self._begun_at) // _ONE_MORE_S
+        return len(self._served - self._alone - self._want_little) < places
