@@ -240,8 +240,10 @@ def package_folders() -> list[str]:
 
 def _metadata(folder: str) -> Iterator[str]:
     """The metadata of the installed packages, and the .pth files, each with time and size."""
-    yield f"{folder} {stamp(folder)}"
-    for name in _sorted(folder):
+    names = _sorted(folder)
+    # Not the time of the folder: the first import of a module in it makes __pycache__.
+    yield f"{folder} {' '.join(name for name in names if name != '__pycache__')}"
+    for name in names:
         if name.endswith(_METADATA):
             path = f"{folder}/{name}"
             details = [stamp(f"{path}/{file}") for file in ("METADATA", "RECORD")] if name.endswith("info") else []
