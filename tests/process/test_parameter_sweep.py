@@ -68,16 +68,19 @@ def test_each_job_has_gpus_arguments_and_a_run_of_its_own_and_a_failure_stops_no
     assert [row.split()[1] for row in rows] == sweep.states() == ["succeeded"] * 2 + ["failed"] * 2 + ["succeeded"]
     assert re.search(r"^3 +failed +1 +\d+s +bad --seed 1 +rank [01] on \S+: exit code 1$", rows[2]), rows[2]
     assert "5 jobs, 2 at a time" in finished.err
-    printed = [(Path(job["folder"]) / "attempt_0/0/stdout.log").read_text() for job in sweep.jobs()]
+    ended = [
+        job for job in sweep.jobs() if job["state"] == "succeeded"
+    ]  # A rank of the others may not have come so far.
+    printed = [(Path(job["folder"]) / "attempt_0/0/stdout.log").read_text() for job in ended]
     assert {line.split()[1] for line in printed} == {"0,1", "2,3"}
-    assert [line.split()[0] for line in printed] == ["1", "2", "3", "4", "5"]
-    assert printed[4].endswith(" two words\n")
+    assert [line.split()[0] for line in printed] == ["1", "2", "5"]
+    assert printed[2].endswith(" two words\n")
     with (sweep.sweeps()[-1] / "results.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(line["state"], line["arguments"]) for line in lines][-1] == ("succeeded", "'two words'")
     shown = re.search(r"ddplaunch (--logs \S+)$", finished.err, re.MULTILINE)
     assert shown
-    assert "bad --seed 1" in sweep.other(*shown[1].split()).out
+    assert re.search("[34] .*bad --seed", sweep.other(*shown[1].split()).out)
     assert sweep.other("--wait", sweep.jobs()[3]["run_id"]).returncode == 1
     assert sweep.other("--wait", "last").returncode == 1
 
