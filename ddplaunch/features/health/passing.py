@@ -102,12 +102,4 @@ def check_file(config: LaunchConfig) -> None:
     path = os.path.abspath(config.passing_hosts_file)
     if config.each_node_has_launcher or config.task:
         raise OptionError(OPTION, path, "one launcher must start agents on all nodes", "Name them with --hosts.")
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise OptionError(OPTION, path, "is no regular file")  # A rename would replace it.
-    try:
-        fd, part = kept_files.new_part(path)
-        os.close(fd)
-        os.unlink(part)
-    except OSError as error:
-        hint = "Its folder must exist, and you must be able to write to it."
-        raise OptionError(OPTION, path, error.strerror or "cannot be written", hint) from None
+    kept_files.check_can_write(OPTION, path)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import OptionError
-
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
 
@@ -34,14 +32,5 @@ def prepare(config: LaunchConfig, _stdout_fd: int | None) -> LaunchConfig:
     """Before the run: raise OptionError if the file cannot be written, as far as that can be known."""
     from ddplaunch.system.files import kept_files
 
-    path = os.path.abspath(config.output.metrics_file or "")
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise OptionError("--metrics-file", path, "is no regular file")  # A rename would replace it.
-    try:
-        fd, part = kept_files.new_part(path)
-        os.close(fd)
-        os.unlink(part)
-    except OSError as error:
-        hint = "Its folder must exist, and you must be able to write to it."
-        raise OptionError("--metrics-file", path, error.strerror or "cannot be written", hint) from None
+    kept_files.check_can_write("--metrics-file", os.path.abspath(config.output.metrics_file or ""))
     return config

@@ -40,7 +40,6 @@ JOB_VARIABLE = "DDPLAUNCH_SWEEP_JOB"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _TABLE_S, _FILES_S = 1.0, 1.0
 _KEEPER_S = 60.0
-_OWN_FILES = 64
 
 
 def run(config: LaunchConfig, run_id: str, folder: Path, *, is_detached: bool) -> SweepResult:

@@ -95,6 +95,21 @@ def write_whole(
                 os.unlink(part)
 
 
+def check_can_write(option: str, path: str) -> None:
+    """Raise OptionError, about this option, if ``write_whole`` cannot write the file, as far as that can be known."""
+    from ddplaunch.errors import OptionError
+
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise OptionError(option, path, "is no regular file")  # A rename would replace it.
+    try:
+        fd, part = new_part(path)
+        os.close(fd)
+        os.unlink(part)
+    except OSError as error:
+        hint = "Its folder must exist, and you must be able to write to it."
+        raise OptionError(option, path, error.strerror or "cannot be written", hint) from None
+
+
 def new_part(path: str | Path, mode: int = 0o600) -> tuple[int, str]:
     """Create a file beside ``path``, for what is not complete: its descriptor, and its path.
 
