@@ -131,6 +131,22 @@ def test_jobs_of_a_sweep_that_is_killed_end_in_order_and_the_next_one_goes_on(tm
     assert sweep.states() == ["succeeded"] * 6
 
 
+def test_a_job_whose_launcher_is_killed_has_failed_and_the_others_go_on(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, "1..5")
+    running = sweep.start(*UNTIL)
+    wait_until(lambda: sweep.begun() == 4, 30)
+    wait_until(lambda: sweep.jobs()[1]["folder"], 30)
+    os.kill(json.loads((Path(sweep.jobs()[1]["folder"]) / "run.json").read_text())["pid"], signal.SIGKILL)
+    wait_until(lambda: sweep.begun() == 5, 30)
+    (tmp_path / "go").touch()
+    assert running.finish().returncode == 1
+    assert [(job["exit_code"], job["failure"]) for job in sweep.jobs()][:2] == [
+        (0, ""),
+        (137, "its launcher was killed by SIGKILL"),
+    ]
+    assert sweep.states() == ["succeeded", "failed", *["succeeded"] * 3]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("stub_is_installed")
 def test_all_jobs_have_torch_from_one_process_which_ends_with_them(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ddplaunch.features.parameter_sweep import job_lines
 from ddplaunch.features.runs import run_folders, run_json
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display import console_log
-from ddplaunch.protocol import wire
+from ddplaunch.protocol import first_failure, wire
 from ddplaunch.protocol.run_result import RunResult
 from ddplaunch.system.files import kept_files, run_folder
 from ddplaunch.text import elapsed, plural, table
@@ -64,20 +64,23 @@ class JobResult:
     run_id: str = ""
     folder: str = ""
 
-    def ended(self, exit_code: int, *, is_stopped: bool) -> JobResult:
-        """The job, whose launcher has ended with this exit code; ``is_stopped``: because all were to stop."""
+    def ended(self, returncode: int, *, is_stopped: bool) -> JobResult:
+        """The job, whose launcher has ended with this returncode; ``is_stopped``: because all were to stop."""
+        exit_code = returncode if returncode >= 0 else 128 - returncode
         state: State = "succeeded" if not exit_code else "stopped" if is_stopped else "failed"
-        failure = _failure(Path(self.folder), exit_code) if state == "failed" else ""
+        failure = _failure(Path(self.folder), returncode) if state == "failed" else ""
         seconds = time.time() - self.start_t
         return replace(self, state=state, exit_code=exit_code, seconds=round(max(0.0, seconds), 3), failure=failure)
 
 
-def _failure(folder: Path, exit_code: int) -> str:
+def _failure(folder: Path, returncode: int) -> str:
+    if returncode < 0:
+        return f"its launcher {first_failure.ended(returncode)}"
     if cause := past_runs.of_launchers((folder,)).cause:
         return cause
     with_errors = detached.end_of(folder / console_log.FILE).decode("utf-8", "replace").splitlines()
     said = (line.partition("error: ")[2] for line in with_errors if line.startswith("ddplaunch: error: "))
-    return next(said, f"exit code {exit_code}")
+    return next(said, first_failure.describe(returncode))
 
 
 @dataclass(frozen=True)

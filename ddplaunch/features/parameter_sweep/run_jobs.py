@@ -218,7 +218,7 @@ class _Sweep:
         os.close(fd)
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
         self._free.append(running.place)
-        ended = self.jobs[running.job].ended(code if code >= 0 else 128 - code, is_stopped=self._is_stopping)
+        ended = self.jobs[running.job].ended(code, is_stopped=self._is_stopping)
         self._end(running.job, ended)
 
     def _end(self, index: int, job: JobResult) -> None:
